@@ -1,0 +1,55 @@
+"""Every way in which the core refuses or fails a request.
+
+    RequestError              the request ends; nobody else notices
+    |-- InvalidRequest        the caller's fault: a value out of its bound, naming field, value, bound
+    |   `-- TooLong           prompt (and output) can never fit the context or the pool
+    `-- NoRoom                no room now; try again later
+        |-- QueueFull
+        `-- Unavailable       no executor, or draining
+
+    NotFinite                 the model's numbers for one sequence are NaN or infinite
+
+A broken invariant is none of these: it is an AssertionError, and the process dies loudly.
+"""
+
+
+class RequestError(Exception):
+    """A request that ends without having run, or before its end."""
+
+    @property
+    def message(self) -> str:
+        """The text for the client."""
+        return str(self)
+
+
+class InvalidRequest(RequestError):
+    """A value that the caller must change. `field` is the wire name, dotted."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.description = message
+
+
+class TooLong(InvalidRequest):
+    """Prompt and output can never fit the model's context or the KV pool."""
+
+
+class NoRoom(RequestError):
+    """Refused for lack of room; the same request may succeed later."""
+
+    def __init__(self, message: str, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class QueueFull(NoRoom):
+    """As many requests wait as the settings allow."""
+
+
+class Unavailable(NoRoom):
+    """A stage that the request needs is starting, draining or down."""
+
+
+class NotFinite(RequestError):
+    """The model computed NaN or infinite logits for this sequence."""

@@ -1,0 +1,149 @@
+"""The shared-memory layout of the step ring and the logits ring, defined once.
+
+`scripts/layout_header.py` writes a C header from this module. Both rings start with one header page;
+slots follow. Every array starts on a 64-byte border. All numbers are little-endian.
+
+    step ring   (written by the scheduler, read by the executor)
+    logits ring (written by the executor, read by the scheduler)
+"""
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+
+LAYOUT_VERSION = 1
+MAGIC = 0x4843_5954_5049_5254  # "TRIPTYCH" as little-endian bytes
+HEADER_BYTES = 4096
+ALIGNMENT = 64
+KIND_STEP = 1
+KIND_LOGITS = 2
+
+RING_HEADER = struct.Struct("<QIIQIIIIIIQQ")
+RING_HEADER_FIELDS = (
+    "magic",  # u64
+    "layout_version",  # u32
+    "kind",  # u32, KIND_STEP or KIND_LOGITS
+    "epoch",  # u64, of the scheduler
+    "num_slots",  # u32
+    "max_tokens",  # u32 (step ring), 0 otherwise
+    "max_rows",  # u32
+    "max_blocks_per_row",  # u32 (step ring), 0 otherwise
+    "vocabulary_size",  # u32 (logits ring), 0 otherwise
+    "reserved",  # u32
+    "slot_bytes",  # u64
+    "total_bytes",  # u64
+)
+
+STEP_HEADER = struct.Struct("<QIIII")
+STEP_HEADER_FIELDS = (
+    "step_id",  # u64: the generation of the slot's contents
+    "num_tokens",  # u32
+    "num_rows",  # u32
+    "num_samples",  # u32
+    "reserved",  # u32
+)
+LOGITS_HEADER = struct.Struct("<QII")
+LOGITS_HEADER_FIELDS = ("step_id", "num_rows", "reserved")  # u64, u32, u32
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """A slot of the step ring: a STEP_HEADER, then int32 arrays.
+
+    token_ids   [max_tokens]          the tokens to compute, rows one after another
+    positions   [max_tokens]          position of each in its sequence
+    slots       [max_tokens]          where its key and value go: block * block_size + offset
+    row_starts  [max_rows + 1]        row r owns tokens [row_starts[r], row_starts[r + 1])
+    kv_lengths  [max_rows]            tokens of the row's sequence after this step, these included
+    logits_rows [max_rows]            row of the logits slot for the row's last token, -1 for none
+    block_tables [max_rows, max_blocks_per_row]   -1 behind the last block
+    """
+
+    num_slots: int
+    max_tokens: int
+    max_rows: int
+    max_blocks_per_row: int
+
+    @cached_property
+    def arrays(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """Name -> (byte offset within the slot, shape); the dtype is int32."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "token_ids": (self.max_tokens,),
+            "positions": (self.max_tokens,),
+            "slots": (self.max_tokens,),
+            "row_starts": (self.max_rows + 1,),
+            "kv_lengths": (self.max_rows,),
+            "logits_rows": (self.max_rows,),
+            "block_tables": (self.max_rows, self.max_blocks_per_row),
+        }
+        offset, out = _aligned(STEP_HEADER.size), {}
+        for name, shape in shapes.items():
+            out[name] = (offset, shape)
+            count = 1
+            for extent in shape:
+                count *= extent
+            offset += _aligned(4 * count)
+        return out
+
+    @cached_property
+    def slot_bytes(self) -> int:
+        """Bytes from one slot to the next."""
+        offset, (rows, blocks) = self.arrays["block_tables"]
+        return offset + _aligned(4 * rows * blocks)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole ring."""
+        return HEADER_BYTES + self.num_slots * self.slot_bytes
+
+    def slot_offset(self, slot: int) -> int:
+        """Byte offset of a slot from the start of the ring."""
+        assert 0 <= slot < self.num_slots
+        return HEADER_BYTES + slot * self.slot_bytes
+
+    def header(self, epoch: int) -> bytes:
+        """The packed RING_HEADER."""
+        return RING_HEADER.pack(
+            MAGIC, LAYOUT_VERSION, KIND_STEP, epoch, self.num_slots, self.max_tokens,
+            self.max_rows, self.max_blocks_per_row, 0, 0, self.slot_bytes, self.total_bytes,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LogitsLayout:
+    """A slot of the logits ring: a LOGITS_HEADER, then float32 logits [max_rows, vocabulary_size]."""
+
+    num_slots: int
+    max_rows: int
+    vocabulary_size: int
+
+    @property
+    def logits_offset(self) -> int:
+        """Byte offset of the logits within a slot."""
+        return _aligned(LOGITS_HEADER.size)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes from one slot to the next."""
+        return self.logits_offset + _aligned(4 * self.max_rows * self.vocabulary_size)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole ring."""
+        return HEADER_BYTES + self.num_slots * self.slot_bytes
+
+    def slot_offset(self, slot: int) -> int:
+        """Byte offset of a slot from the start of the ring."""
+        assert 0 <= slot < self.num_slots
+        return HEADER_BYTES + slot * self.slot_bytes
+
+    def header(self, epoch: int) -> bytes:
+        """The packed RING_HEADER."""
+        return RING_HEADER.pack(
+            MAGIC, LAYOUT_VERSION, KIND_LOGITS, epoch, self.num_slots, 0,
+            self.max_rows, 0, self.vocabulary_size, 0, self.slot_bytes, self.total_bytes,
+        )  # fmt: skip

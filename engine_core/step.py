@@ -1,0 +1,90 @@
+"""A step as values: what the scheduler plans, what the executor answers, what it means to requests.
+
+Being data, a step crosses a process boundary, can be logged, replayed and property-tested.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from triptych.engine_core.ids import RequestId, SequenceId
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended; the numbers of triptych.v1.FinishReason."""
+
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One row of a step: compute tokens [start, start + num_tokens) of the sequence.
+
+    `samples`: the row computes the sequence's last token, so its logits give the next one.
+    """
+
+    sequence_id: SequenceId
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step computes, in row order. An empty plan means that there is nothing to do."""
+
+    step_id: int
+    rows: tuple[ScheduledSequence, ...]
+    num_tokens: int
+    num_samples: int
+    preempted: tuple[SequenceId, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """What the sampler needs for logits row i (the i-th row with `samples`), besides the logits.
+
+    `position` is the index of the output token to be drawn, `choice` the index among the parallel
+    choices: with `seed` they key the noise. `banned` ids get no probability.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    choice: int
+    position: int
+    banned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The sampled token of each row with `samples`, in row order; -1 where logits are not finite."""
+
+    step_id: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One more output token of a request; `finish` on the last one."""
+
+    request_id: RequestId
+    token_id: int
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ended with an error (a variant of errors.RequestError)."""
+
+    request_id: RequestId
+    error: Exception
+
+
+Event = Token | Failed
