@@ -1,13 +1,17 @@
 """Every way in which the core refuses or fails a request.
 
     RequestError              the request ends; nobody else notices
-    |-- InvalidRequest        the caller's fault: a value out of its bound, naming field, value, bound
+    |-- InvalidRequest        the caller's fault: a value out of its bound; names all three
     |   `-- TooLong           prompt (and output) can never fit the context or the pool
-    `-- NoRoom                no room now; try again later
-        |-- QueueFull
-        `-- Unavailable       no executor, or draining
-
-    NotFinite                 the model's numbers for one sequence are NaN or infinite
+    |-- UnknownModel          a model that is not served here
+    |-- DuplicateId           an id that a running request of the same session has
+    |-- NotSupported          the served model cannot do this (chat without a chat template)
+    |-- DeadlinePassed        the caller stopped waiting
+    |-- SlowReader            the caller does not read its answer
+    |-- NoRoom                no room now; try again later
+    |   |-- QueueFull
+    |   `-- Unavailable       no executor, or draining
+    `-- NotFinite             the model's numbers for one sequence are NaN or infinite
 
 A broken invariant is none of these: it is an AssertionError, and the process dies loudly.
 """
@@ -33,6 +37,30 @@ class InvalidRequest(RequestError):
 
 class TooLong(InvalidRequest):
     """Prompt and output can never fit the model's context or the KV pool."""
+
+
+class UnknownModel(RequestError):
+    """The named model is not one of those served."""
+
+    def __init__(self, model: str, served: tuple[str, ...]) -> None:
+        super().__init__(f"model: {model[:128]!r} is not served here; served: {', '.join(served)}")
+        self.model = model
+
+
+class DuplicateId(RequestError):
+    """The id belongs to a running request of the same session."""
+
+
+class NotSupported(RequestError):
+    """The served model lacks what the request needs."""
+
+
+class DeadlinePassed(RequestError):
+    """The caller's deadline passed before the request was submitted."""
+
+
+class SlowReader(RequestError):
+    """More of the answer waits for its reader than the settings allow."""
 
 
 class NoRoom(RequestError):

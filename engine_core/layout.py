@@ -1,7 +1,7 @@
 """The shared-memory layout of the step ring and the logits ring, defined once.
 
-`scripts/layout_header.py` writes a C header from this module. Both rings start with one header page;
-slots follow. Every array starts on a 64-byte border. All numbers are little-endian.
+`scripts/layout_header.py` writes a C header from this module. Both rings start with one header
+page; slots follow. Every array starts on a 64-byte border. All numbers are little-endian.
 
     step ring   (written by the scheduler, read by the executor)
     logits ring (written by the executor, read by the scheduler)
@@ -115,7 +115,7 @@ class StepLayout:
 
 @dataclass(frozen=True)
 class LogitsLayout:
-    """A slot of the logits ring: a LOGITS_HEADER, then float32 logits [max_rows, vocabulary_size]."""
+    """A slot of the logits ring: a LOGITS_HEADER, then float32 [max_rows, vocabulary_size]."""
 
     num_slots: int
     max_rows: int

@@ -10,6 +10,8 @@ from triptych.engine_core.errors import InvalidRequest
 
 MAX_TEMPERATURE = 100.0
 MAX_STOP_TOKEN_IDS = 128
+"""Of the caller's; the model's end-of-sequence ids come on top."""
+MAX_EOS_TOKEN_IDS = 32
 MAX_SEED = 2**64 - 1
 
 
@@ -45,9 +47,10 @@ class SamplingParams:
             raise InvalidRequest("top_k", f"{self.top_k} is below -1")
         if not 0 <= self.seed <= MAX_SEED:
             raise InvalidRequest("seed", f"{self.seed} is not an unsigned 64-bit number")
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        most = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
+        if len(self.stop_token_ids) > most:
             raise InvalidRequest(
-                "stop_token_ids", f"{len(self.stop_token_ids)} ids, more than {MAX_STOP_TOKEN_IDS}"
+                "stop_token_ids", f"{len(self.stop_token_ids)} ids, more than {most}"
             )
 
     @property

@@ -1,10 +1,13 @@
 """A step as values: what the scheduler plans, what the executor answers, what it means to requests.
 
 Being data, a step crosses a process boundary, can be logged, replayed and property-tested.
+What exists once per row and step is a NamedTuple: made in half the time of a frozen dataclass, and
+the native twins read it as the plain tuple that it is.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from triptych.engine_core.ids import RequestId, SequenceId
 
@@ -17,8 +20,7 @@ class FinishReason(IntEnum):
     ABORT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """One row of a step: compute tokens [start, start + num_tokens) of the sequence.
 
     `samples`: the row computes the sequence's last token, so its logits give the next one.
@@ -44,8 +46,7 @@ class StepPlan:
         return bool(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """What the sampler needs for logits row i (the i-th row with `samples`), besides the logits.
 
     `position` is the index of the output token to be drawn, `choice` the index among the parallel
@@ -64,14 +65,13 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The sampled token of each row with `samples`, in row order; -1 where logits are not finite."""
+    """The drawn token of each row with `samples`, in row order; -1 where logits are not finite."""
 
     step_id: int
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """One more output token of a request; `finish` on the last one."""
 
     request_id: RequestId

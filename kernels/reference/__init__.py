@@ -1,0 +1,1 @@
+"""The plain meaning of every op: what tests, benchmarks and the eager plan share."""

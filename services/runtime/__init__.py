@@ -1,0 +1,1 @@
+"""What every process shares: settings, lifecycle, logging, run directory, control endpoint."""

@@ -1,0 +1,1 @@
+"""The scheduler service: all generation state, and the step loop that drives an executor."""

@@ -1,0 +1,1 @@
+"""What crosses between the processes: frames, descriptors, shared memory, and their values."""

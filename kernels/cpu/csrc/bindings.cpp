@@ -1,3 +1,102 @@
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
-PYBIND11_MODULE(_cpu, m) { m.doc() = "Triptych native kernels"; }
+#include <cmath>
+#include <string>
+
+#include "dispatch.h"
+#include "philox.h"
+#include "sampler.h"
+
+namespace py = pybind11;
+
+namespace {
+
+// A view of `array`, never a converted copy. Throws TypeError or ValueError naming what is wrong.
+template <typename T>
+const T* view(const py::array& array, const char* name, py::ssize_t dimensions) {
+  if (!py::isinstance<py::array_t<T>>(array))
+    throw py::type_error(std::string(name) + " must have dtype " +
+                         std::string(py::str(py::dtype::of<T>())) + ", not " +
+                         std::string(py::str(array.dtype())));
+  if (array.ndim() != dimensions)
+    throw py::value_error(std::string(name) + " must have " + std::to_string(dimensions) +
+                          " dimensions, not " + std::to_string(array.ndim()));
+  constexpr int kRequired =
+      py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_ | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+  if ((array.flags() & kRequired) != kRequired)
+    throw py::value_error(std::string(name) + " must be C-contiguous and aligned");
+  return static_cast<const T*>(array.data());
+}
+
+template <typename T>
+const T* column(const py::array& array, const char* name, py::ssize_t length) {
+  const T* data = view<T>(array, name, 1);
+  if (array.shape(0) != length)
+    throw py::value_error(std::string(name) + " has " + std::to_string(array.shape(0)) +
+                          " entries, expected " + std::to_string(length));
+  return data;
+}
+
+void check_temperatures(const float* temperature, py::ssize_t rows) {
+  for (py::ssize_t i = 0; i < rows; ++i)
+    if (!(temperature[i] >= 0.0f && temperature[i] < HUGE_VALF))
+      throw py::value_error("temperature is negative or not finite");
+}
+
+void check_starts(const int32_t* starts, py::ssize_t rows, py::ssize_t count) {
+  bool ascending = starts[0] == 0 && starts[rows] == count;
+  for (py::ssize_t i = 0; i < rows; ++i) ascending &= starts[i] <= starts[i + 1];
+  if (!ascending)
+    throw py::value_error("banned_starts must ascend from 0 to the number of banned_ids");
+}
+
+py::array_t<int32_t> sample(const py::array& logits, const py::array& temperature,
+                            const py::array& top_k, const py::array& top_p, const py::array& min_p,
+                            const py::array& seed, const py::array& choice,
+                            const py::array& position, const py::array& banned_ids,
+                            const py::array& banned_starts, py::ssize_t vocabulary_size) {
+  triptych::SampleBatch batch{};
+  batch.logits = view<float>(logits, "logits", 2);
+  const py::ssize_t rows = logits.shape(0), stride = logits.shape(1);
+  if (vocabulary_size < 1 || vocabulary_size > stride || stride > INT32_MAX)
+    throw py::value_error("vocabulary_size " + std::to_string(vocabulary_size) +
+                          " is not within 1 and the row length " + std::to_string(stride));
+  batch.rows = static_cast<size_t>(rows);
+  batch.stride = static_cast<size_t>(stride);
+  batch.vocabulary_size = static_cast<uint32_t>(vocabulary_size);
+  batch.temperature = column<float>(temperature, "temperature", rows);
+  check_temperatures(batch.temperature, rows);
+  batch.top_k = column<int32_t>(top_k, "top_k", rows);
+  batch.top_p = column<float>(top_p, "top_p", rows);
+  batch.min_p = column<float>(min_p, "min_p", rows);
+  batch.seed = column<uint64_t>(seed, "seed", rows);
+  batch.choice = column<uint32_t>(choice, "choice", rows);
+  batch.position = column<uint32_t>(position, "position", rows);
+  batch.banned_ids = view<int32_t>(banned_ids, "banned_ids", 1);
+  batch.banned_starts = column<int32_t>(banned_starts, "banned_starts", rows + 1);
+  check_starts(batch.banned_starts, rows, banned_ids.shape(0));
+
+  py::array_t<int32_t> tokens(rows);
+  int32_t* out = tokens.mutable_data();
+  const triptych::SamplerKernels& kernels = *triptych::active_kernels().sampler;
+  {
+    py::gil_scoped_release nogil;
+    triptych::sample(batch, kernels, out);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cpu, m) {
+  m.doc() = "CPU kernels, one variant per instruction set";
+  m.def("sample", &sample, py::arg("logits"), py::arg("temperature"), py::arg("top_k"),
+        py::arg("top_p"), py::arg("min_p"), py::arg("seed"), py::arg("choice"), py::arg("position"),
+        py::arg("banned_ids"), py::arg("banned_starts"), py::arg("vocabulary_size"));
+  m.def("philox4x32", &triptych::philox4x32, py::arg("counter"), py::arg("key0"), py::arg("key1"));
+  m.def("active_isa", [] { return triptych::active_kernels().name; });
+  m.def("supported_isas", &triptych::supported_isas);
+  m.def("select_isa", &triptych::select_isa, py::arg("name"));
+}

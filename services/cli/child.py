@@ -1,0 +1,81 @@
+"""One supervised process: how it is started, watched through a pidfd, and stopped."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """A process to supervise. The command makes it bind itself to us (`bind_to_parent`)."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChildExit:
+    """How a child ended: `code` is its exit code, or minus the signal that killed it."""
+
+    name: str
+    pid: int
+    code: int
+
+    def __str__(self) -> str:
+        if self.code < 0:
+            return f"{self.name} was killed by {signal.Signals(-self.code).name}"
+        return f"{self.name} exited with code {self.code}"
+
+
+class Child:
+    """A running process in a session of its own, so that a terminal's Ctrl-C does not reach it.
+
+    Create it on the event loop's thread, which must be the main thread: the child's bond to its
+    parent is to the thread that started it.
+    """
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self._process = subprocess.Popen(
+            spec.command, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        self.pid = self._process.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop = asyncio.get_running_loop()
+        self._exited: asyncio.Future[ChildExit] = self._loop.create_future()
+        self._loop.add_reader(self._pidfd, self._reap)
+        _log.debug("started %s", spec.name, extra={"pid": self.pid})
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not been seen to end."""
+        return not self._exited.done()
+
+    async def exited(self) -> ChildExit:
+        """Wait for its end. Safe to cancel and to await many times."""
+        return await asyncio.shield(self._exited)
+
+    async def stop(self, grace: float) -> None:
+        """SIGTERM, and SIGKILL when it still runs after `grace` seconds. Nothing when it ended."""
+        if self.running:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+            done, _ = await asyncio.wait({self._exited}, timeout=grace)
+            if not done:
+                _log.warning("%s did not stop in time: killed", self.spec.name, extra={"s": grace})
+        await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL it and whatever else lives in its session; wait until it is gone."""
+        if self.running:
+            os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        await self.exited()
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._exited.set_result(ChildExit(self.spec.name, self.pid, self._process.wait()))

@@ -1,0 +1,132 @@
+"""`triptych serve`: resolves the model, starts the three processes and supervises them."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+from rich.console import Console
+
+from triptych.services.cli.child import ChildSpec
+from triptych.services.cli.engine import (
+    PROCESSES,
+    STOP_ORDER,
+    TOKENIZER,
+    is_serving,
+    read_all_stats,
+)
+from triptych.services.cli.panel import Stats, print_panel
+from triptych.services.cli.progress import StartupProgress
+from triptych.services.cli.settings import EngineSettings, load_engine_settings
+from triptych.services.cli.supervisor import Limits, Supervisor
+from triptych.services.runtime.lifecycle import bind_to_parent, on_stop_signal
+from triptych.services.runtime.logging import configure_logging
+from triptych.services.runtime.model_files import resolve_model
+from triptych.services.runtime.run_dir import RunDir
+from triptych.services.runtime.settings import Settings, to_argv
+
+_STOP_MARGIN = 5.0  # seconds that the tokenizer gets on top of its drain
+
+OnReady = Callable[[Stats, asyncio.Event], Awaitable[None]]
+
+
+def run(argv: Sequence[str]) -> int:
+    """The body of `triptych serve`. Raises StartupError."""
+    settings = load_engine_settings(argv, prog="triptych serve")
+    bind_to_parent(settings.serve.parent_pid)
+    configure_logging(settings.serve.log_level, "supervisor")
+    console = Console(stderr=True)
+
+    async def show(stats: Stats, _stop: asyncio.Event) -> None:
+        print_panel(console, stats, RunDir.open(settings.serve.run_dir).path)
+
+    return serve(settings, show)
+
+
+def serve(settings: EngineSettings, on_ready: OnReady) -> int:
+    """Run the engine until a signal, or until `on_ready` sets the event that it is given.
+
+    The exit code: 0 after a clean stop, a child's own code when it ended during start-up, 1 when a
+    child could not be kept running. Raises StartupError.
+    """
+    run_dir = RunDir.open(settings.serve.run_dir)
+    lock = run_dir.lock("supervisor")
+    try:
+        engine = _resolved(settings, run_dir)
+        return asyncio.run(_serve(engine, run_dir, on_ready))
+    finally:
+        os.close(lock)
+
+
+def _resolved(settings: EngineSettings, run_dir: RunDir) -> EngineSettings:
+    """Resolve the model once, so that the children agree on the files and none asks a hub."""
+    files = resolve_model(settings.tokenizer.model)
+    told = {"model": str(files.path), "run_dir": str(run_dir.path), "parent_pid": os.getpid()}
+    names = settings.tokenizer.served_model_name or (files.name,)
+    return EngineSettings(
+        serve=settings.serve,
+        tokenizer=settings.tokenizer.model_copy(update={**told, "served_model_name": names}),
+        scheduler=settings.scheduler.model_copy(
+            update={"run_dir": told["run_dir"], "parent_pid": told["parent_pid"]}
+        ),
+        executor=settings.executor.model_copy(update=told),
+    )
+
+
+def _spec(name: str, settings: Settings) -> ChildSpec:
+    service = name.split("-", 1)[0]
+    command = (sys.executable, "-m", f"triptych.services.{service}", *to_argv(settings))
+    return ChildSpec(name, command)
+
+
+async def _serve(settings: EngineSettings, run_dir: RunDir, on_ready: OnReady) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    on_stop_signal(stop.set, loop)
+    progress = StartupProgress(PROCESSES, sys.stderr)
+    supervisor = Supervisor(
+        specs=[_spec(name, _of(settings, name)) for name in PROCESSES],
+        stop_order=STOP_ORDER,
+        probe=lambda name: is_serving(run_dir, name),
+        limits=Limits(
+            grace=settings.serve.shutdown_grace + _STOP_MARGIN,
+            startup_timeout=settings.serve.startup_timeout,
+        ),
+        progress=progress.note,
+    )
+
+    async def ready() -> None:
+        progress.finish()
+        stats = await _stats_soon(run_dir)
+        # A tokenizer that is started again must come back where its clients look for it.
+        port = int(stats[TOKENIZER].tokenizer.address.rsplit(":", 1)[1])
+        supervisor.replace_spec(
+            _spec(TOKENIZER, settings.tokenizer.model_copy(update={"port": port}))
+        )
+        await on_ready(stats, stop)
+
+    progress.start(lambda: supervisor.pids)
+    try:
+        return await supervisor.run(stop, ready)
+    finally:
+        progress.finish()
+
+
+async def _stats_soon(run_dir: RunDir) -> Stats:
+    """The Stats of all processes, waiting where one has just gone and is being started again."""
+    while True:
+        try:
+            return await read_all_stats(run_dir)
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(0.5)
+
+
+def _of(settings: EngineSettings, name: str) -> Settings:
+    match name:
+        case "scheduler":
+            return settings.scheduler
+        case "executor-0":
+            return settings.executor
+        case _:
+            return settings.tokenizer

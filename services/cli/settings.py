@@ -1,0 +1,59 @@
+"""Settings of `triptych serve` itself; the processes' own keys stand beside them on its flags."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from triptych.services.executor.settings import ExecutorSettings
+from triptych.services.runtime.settings import Settings, flag, load_values
+from triptych.services.scheduler.settings import SchedulerSettings
+from triptych.services.tokenizer.settings import TokenizerSettings
+
+
+class ServeSettings(Settings):
+    """What the supervisor is told."""
+
+    shutdown_grace: float = Field(
+        default=10.0,
+        ge=0,
+        le=3600,
+        description="time that running streams get to finish after SIGTERM",
+        json_schema_extra=flag("Supervision", unit="seconds"),
+    )
+    startup_timeout: float = Field(
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="time that the processes get to become ready",
+        json_schema_extra=flag("Supervision", unit="seconds"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The settings of a whole engine: the supervisor's and those of its three processes."""
+
+    serve: ServeSettings
+    tokenizer: TokenizerSettings
+    scheduler: SchedulerSettings
+    executor: ExecutorSettings
+
+
+def load_engine_settings(argv: Sequence[str] | None, *, prog: str) -> EngineSettings:
+    """Read the union of all keys, flat; a key that several processes know goes to each of them.
+
+    Raises StartupError.
+    """
+    values = load_values(
+        [TokenizerSettings, SchedulerSettings, ExecutorSettings, ServeSettings],
+        argv,
+        prog=prog,
+        description="Start the tokenizer, scheduler and executor processes and supervise them.",
+    )
+    return EngineSettings(
+        serve=values.settings(ServeSettings),
+        tokenizer=values.settings(TokenizerSettings),
+        scheduler=values.settings(SchedulerSettings),
+        executor=values.settings(ExecutorSettings),
+    )

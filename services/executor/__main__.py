@@ -1,0 +1,173 @@
+"""The executor process: `python -m triptych.services.executor --model FILE`."""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+
+from triptych.services.executor.backend import Backend, BackendFacts, BackendOptions, open_backend
+from triptych.services.executor.settings import ExecutorSettings
+from triptych.services.executor.stats import Counters, executor_stats
+from triptych.services.executor.worker import Worker
+from triptych.services.runtime.control_server import ControlServer
+from triptych.services.runtime.lifecycle import (
+    EXIT_OK,
+    bind_to_parent,
+    on_stop_signal,
+    run_main,
+)
+from triptych.services.runtime.logging import configure_logging
+from triptych.services.runtime.model_files import ModelFiles, fingerprint, resolve_model
+from triptych.services.runtime.process_stats import process_stats
+from triptych.services.runtime.run_dir import RunDir
+from triptych.services.runtime.settings import load_settings
+from triptych.v1 import control_pb2
+
+_PROGRESS_SECONDS = 0.5
+_HEALTH_SECONDS = 0.1
+_STOP_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the executor until SIGTERM; the exit code is run_main's."""
+    return run_main("executor", lambda: _main(argv))
+
+
+def _main(argv: list[str] | None) -> int:
+    settings = load_settings(ExecutorSettings, argv, prog="triptych executor")
+    bind_to_parent(settings.parent_pid)
+    name = f"executor-{settings.rank}"
+    configure_logging(settings.log_level, name)
+    run_dir = RunDir.open(settings.run_dir)
+    lock = run_dir.lock(name)
+    try:
+        return asyncio.run(_Process(settings, run_dir, name).run())
+    finally:
+        os.close(lock)
+
+
+def _options(settings: ExecutorSettings) -> BackendOptions:
+    # A share that nobody asked for stays the backend's choice, which leaves the machine its memory.
+    return BackendOptions(
+        device=settings.device,
+        dtype=settings.dtype,
+        plan="eager" if settings.enforce_eager else settings.executor_plan,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        kv_cache_memory=settings.kv_cache_memory,
+        memory_utilization=settings.memory_utilization,
+        threads=settings.cpu_threads or len(os.sched_getaffinity(0)),
+    )
+
+
+class _Progress:
+    """Says how far the weights are, at most every half second."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._said >= _PROGRESS_SECONDS and total > 0:
+            self._said = now
+            _log.info("loading weights %d%%", 100 * done // total)
+
+
+class _Process:
+    """The event loop serves the control endpoint; a thread loads the model and computes steps."""
+
+    def __init__(self, settings: ExecutorSettings, run_dir: RunDir, name: str) -> None:
+        self._settings = settings
+        self._control = ControlServer(run_dir, name, self._stats)
+        self._counters = Counters()
+        self._worker = Worker(
+            run_dir, name, settings.rank, settings.heartbeat_interval, self._counters
+        )
+        self._facts: BackendFacts | None = None
+        self._stopping = False
+
+    async def run(self) -> int:
+        files = resolve_model(self._settings.model)
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        stop = asyncio.Event()
+        on_stop_signal(stop.set, loop)
+        await self._control.start()
+        # A daemon: a step (or a load) that never returns cannot keep the process alive.
+        thread = threading.Thread(
+            target=self._work, args=(files, loop, ended), name="worker", daemon=True
+        )
+        thread.start()
+        watch = asyncio.create_task(self._watch_health())
+        ended.add_done_callback(lambda _: stop.set())
+        await stop.wait()
+        watch.cancel()
+        self._control.set_serving(False)
+        self._worker.stop()
+        if not ended.done():
+            await asyncio.wait({ended}, timeout=_STOP_SECONDS)
+        await self._control.stop()
+        if not ended.done():
+            _log.warning("the step in flight does not end; leaving it")
+            logging.shutdown()
+            os._exit(EXIT_OK)
+        thread.join()
+        ended.result()  # raises what ended the worker
+        return EXIT_OK
+
+    def _work(
+        self, files: ModelFiles, loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[None]"
+    ) -> None:
+        error: BaseException | None = None
+        try:
+            backend = self._open(files)
+            self._worker.run(backend, fingerprint(files))
+        except BaseException as caught:  # the top of the thread: it goes on in the main thread
+            error = caught
+
+        def end() -> None:
+            if not ended.done():
+                ended.set_exception(error) if error is not None else ended.set_result(None)
+
+        loop.call_soon_threadsafe(end)
+
+    def _open(self, files: ModelFiles) -> Backend:
+        started = time.monotonic()
+        _log.info("loading weights of %s", files.name)
+        backend = open_backend(files, _options(self._settings), _Progress())
+        self._facts = facts = backend.facts
+        self._counters.load_seconds = time.monotonic() - started
+        _log.info(
+            "model loaded",
+            extra={
+                "architecture": facts.architecture,
+                "dtype": facts.dtype,
+                "plan": facts.plan,
+                "num_blocks": facts.num_blocks,
+                "block_size": facts.block_size,
+                "seconds": self._counters.load_seconds,
+            },
+        )
+        return backend
+
+    async def _watch_health(self) -> None:
+        """SERVING while a scheduler has us and no step is stuck."""
+        while True:
+            started = self._counters.step_started
+            age = 0.0 if started is None else time.monotonic() - started
+            stuck = age > self._settings.heartbeat_timeout
+            self._control.set_serving(self._worker.joined and not stuck)
+            await asyncio.sleep(_HEALTH_SECONDS)
+
+    def _stats(self) -> control_pb2.StatsResponse:
+        return control_pb2.StatsResponse(
+            process=process_stats(), executor=executor_stats(self._facts, self._counters)
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What a device must offer to run a model: the interface between the executor's loop and its maths.
+
+To add a device (CUDA, Ascend): a module with a function like `cpu_backend.open_cpu_backend` that
+returns something that fills `Backend`, and a case in `open_backend`. The loop owns sockets, rings
+and slots; a backend owns weights, the KV cache and the forward pass, and knows nothing of requests.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from triptych.services.executor.step_inputs import StepInputs
+from triptych.services.runtime.lifecycle import StartupError
+from triptych.services.runtime.model_files import ModelFiles
+
+Logits = npt.NDArray[np.float32]
+Progress = Callable[[int, int], None]
+"""Hears (bytes read, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """How to run a model; None leaves the choice to the backend.
+
+    `memory_utilization` None and `kv_cache_memory` None: half of the available memory, at most
+    1 GiB and 64 sequences of full length (see `kv_storage.num_blocks_for`). `threads` is the number
+    of compute threads of this process.
+    """
+
+    device: Literal["cpu"] = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    plan: Literal["auto", "eager"] = "auto"
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_memory: int | None = None
+    memory_utilization: float | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendFacts:
+    """What was opened, after every choice. `vocabulary_size` is the number of columns of logits."""
+
+    device: str
+    plan: str
+    dtype: Literal["float32", "bfloat16"]
+    architecture: str
+    model: str
+    parameters: int
+    weight_bytes: int
+    vocabulary_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    kv_cache_bytes: int
+
+
+class Backend(Protocol):
+    """A model on a device. Used by one thread."""
+
+    @property
+    def facts(self) -> BackendFacts:
+        """Constant from opening on."""
+
+    def execute(self, inputs: StepInputs, logits: Logits) -> None:
+        """Run one step: store its tokens' keys and values, write the logits of rows that sample.
+
+        `logits` is float32 [max_rows, vocabulary_size], C-contiguous, the slot of the logits ring
+        itself: row inputs.logits_rows[r] receives the logits of row r's last token, other rows are
+        left alone. Both arguments are only used during the call, which returns when the logits are
+        in place. Numbers that are not finite are written as they are: the sampler reports them.
+
+        Rows are independent: the numbers of a row come from its own tokens only.
+
+        Raises StepInputsError when the inputs are out of range; the cache is then unchanged.
+        """
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
+
+
+def open_backend(
+    files: ModelFiles, options: BackendOptions, progress: Progress = _no_progress
+) -> Backend:
+    """Load a model onto a device; takes seconds. Raises StartupError when it cannot be run.
+
+    `progress` hears (bytes read, bytes in all) as weights load.
+    """
+    match options.device:
+        case "cpu":
+            from triptych.services.executor.cpu_backend import open_cpu_backend
+
+            return open_cpu_backend(files, options, progress)
+        case _:
+            raise StartupError(f"device {options.device!r} is not supported (cpu is)")

@@ -1,0 +1,85 @@
+"""The eager plan: a step as plain torch calls. Any family; the reference for faster plans.
+
+Matrix products, attention and the cache are of the plan's dtype; norms, rotation, softmax and
+logits are float32.
+"""
+
+import numpy as np
+import torch
+
+from triptych.services.executor.backend import Logits
+from triptych.services.executor.eager_attention import attention_inputs
+from triptych.services.executor.kv_storage import KvStorage
+from triptych.services.executor.model_config import ModelConfig
+from triptych.services.executor.models import Network
+from triptych.services.executor.step_inputs import StepInputs, StepInputsError
+
+_HEAD_ROWS = 4096  # of the output matrix, widened at a time: a few MiB of float32
+
+
+class EagerPlan:
+    """A network with its cache. One thread only."""
+
+    def __init__(self, config: ModelConfig, network: Network, storage: KvStorage) -> None:
+        self._config = config
+        self._network = network
+        self._storage = storage
+        self._dtype = network.head.dtype
+
+    @torch.inference_mode()
+    def run(self, inputs: StepInputs, logits: Logits) -> None:
+        """As `Backend.execute`, for inputs that are in range."""
+        sampling = np.flatnonzero(inputs.logits_rows >= 0)
+        destinations = inputs.logits_rows[sampling]
+        _check_destinations(destinations, len(logits))
+        attention = attention_inputs(inputs, self._config, self._storage.block_size, self._dtype)
+        if attention.fresh_blocks.numel():
+            self._storage.clear(attention.fresh_blocks)
+        hidden = self._network.forward(
+            torch.from_numpy(inputs.token_ids.astype(np.int64)),
+            torch.from_numpy(inputs.positions.astype(np.int64)),
+            attention,
+            self._storage,
+        )
+        if len(sampling) == 0:
+            return
+        last = inputs.row_starts[sampling + 1] - 1
+        hidden = self._network.final_norm(
+            hidden.index_select(0, torch.from_numpy(last.astype(np.int64)))
+        )
+        self._write_logits(hidden, destinations, logits)
+
+    def _write_logits(self, hidden: torch.Tensor, destinations: np.ndarray, logits: Logits) -> None:
+        """Multiply hidden [N, hidden] by the head, into the given rows of `logits`."""
+        order = np.argsort(destinations)
+        if (np.diff(order) != 1).any():
+            hidden = hidden.index_select(0, torch.from_numpy(order))
+            destinations = destinations[order]
+        start, stop = int(destinations[0]), int(destinations[-1]) + 1
+        hidden = hidden.to(torch.float32)
+        if stop - start == len(destinations):  # the usual case: straight into shared memory
+            self._multiply(hidden, torch.from_numpy(logits[start:stop]))
+            return
+        for row, destination in enumerate(destinations.tolist()):
+            self._multiply(
+                hidden[row : row + 1], torch.from_numpy(logits[destination : destination + 1])
+            )
+
+    def _multiply(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """out = hidden x head^T in float32, without a copy of a head of less precision."""
+        head = self._network.head
+        if head.dtype == torch.float32:
+            torch.mm(hidden, head.T, out=out)
+            return
+        for start in range(0, head.shape[0], _HEAD_ROWS):
+            part = head[start : start + _HEAD_ROWS].to(torch.float32)
+            torch.mm(hidden, part.T, out=out[:, start : start + _HEAD_ROWS])
+
+
+def _check_destinations(destinations: np.ndarray, num_rows: int) -> None:
+    if len(destinations) and (
+        destinations.max() >= num_rows or len(np.unique(destinations)) != len(destinations)
+    ):
+        raise StepInputsError(
+            f"logits rows {destinations.tolist()} are not different rows of {num_rows}"
+        )

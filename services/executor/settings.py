@@ -1,0 +1,86 @@
+"""Settings of the executor process."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from triptych.services.runtime.settings import Bytes, HeartbeatSettings, flag
+
+
+class ExecutorSettings(HeartbeatSettings):
+    """What the executor process is told."""
+
+    model: str = Field(
+        min_length=1,
+        description="GGUF file, Hugging Face folder, or hub id (org/name)",
+        json_schema_extra=flag("Model"),
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="type to compute in; auto is float32 on the CPU",
+        json_schema_extra=flag("Model"),
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 24,
+        description="longest prompt plus output",
+        json_schema_extra=flag("Model", unit="tokens", default="the model's own context length"),
+    )
+    block_size: int = Field(
+        default=16,
+        ge=1,
+        le=1024,
+        description="tokens in one KV block",
+        json_schema_extra=flag("Memory", unit="tokens"),
+    )
+    kv_cache_memory: Bytes | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 50,
+        description="memory for the KV cache; wins over --memory-utilization",
+        json_schema_extra=flag("Memory", unit="bytes", default="from --memory-utilization"),
+    )
+    memory_utilization: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="share of the available memory that the KV cache may take",
+        json_schema_extra=flag("Memory", default="0.5, but at most 1 GiB"),
+    )
+    executor_plan: Literal["auto", "eager"] = Field(
+        default="auto",
+        description="how a step is computed; auto takes the fastest plan that the model allows",
+        json_schema_extra=flag("Execution"),
+    )
+    enforce_eager: bool = Field(
+        default=False,
+        description="compute with the eager reference plan, whatever --executor-plan says",
+        json_schema_extra=flag("Execution"),
+    )
+    device: Literal["cpu"] = Field(
+        default="cpu", description="where to compute", json_schema_extra=flag("Execution")
+    )
+    cpu_threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="compute threads",
+        json_schema_extra=flag("Execution", unit="threads", default="one per core"),
+    )
+    rank: int = Field(
+        default=0,
+        ge=0,
+        le=0,
+        description="which of the engine's executors this is",
+        json_schema_extra=flag("Execution", hidden=True),
+    )
+
+    @model_validator(mode="after")
+    def _context_holds_a_block(self) -> Self:
+        if self.max_model_len is not None and self.block_size > self.max_model_len:
+            raise ValueError(
+                f"block_size: {self.block_size} must be at most max_model_len "
+                f"({self.max_model_len})"
+            )
+        return self

@@ -1,0 +1,48 @@
+"""What the executor counts. One thread writes; any may read (a value may be one step old)."""
+
+import time
+from dataclasses import dataclass
+
+from triptych.services.executor.backend import BackendFacts
+from triptych.v1 import control_pb2, stage_pb2
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start, and the start of the step in flight (monotonic; None when idle)."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    tokens: int = 0
+    load_seconds: float = 0.0
+    step_started: float | None = None
+
+    def beat(self) -> stage_pb2.ExecutorBeat:
+        """The numbers that a beat carries."""
+        started = self.step_started
+        age = 0.0 if started is None else time.monotonic() - started
+        return stage_pb2.ExecutorBeat(step_age_ms=int(age * 1000), steps_total=self.steps)
+
+
+def executor_stats(facts: BackendFacts | None, counters: Counters) -> control_pb2.ExecutorStats:
+    """The message; without facts (the weights still load) only the totals are set."""
+    stats = control_pb2.ExecutorStats(
+        steps_total=counters.steps,
+        step_seconds_total=counters.step_seconds,
+        tokens_total=counters.tokens,
+        load_seconds=counters.load_seconds,
+    )
+    if facts is not None:
+        stats.device = facts.device
+        stats.plan = facts.plan
+        stats.dtype = facts.dtype
+        stats.architecture = facts.architecture
+        stats.model = facts.model
+        stats.parameters = facts.parameters
+        stats.weight_bytes = facts.weight_bytes
+        stats.kv_cache_bytes = facts.kv_cache_bytes
+        stats.num_blocks = facts.num_blocks
+        stats.block_size = facts.block_size
+        stats.max_model_len = facts.max_model_len
+        stats.vocabulary_size = facts.vocabulary_size
+    return stats

@@ -1,0 +1,119 @@
+"""The executor's loop: a step comes, is computed from the ring into the ring, and is answered.
+
+It survives its scheduler: weights and KV memory stay, only the session is made anew.
+"""
+
+import logging
+import os
+import threading
+import time
+
+import zmq
+
+from triptych.services.executor.backend import Backend, BackendFacts
+from triptych.services.executor.scheduler_link import Beats, SchedulerLink, Session
+from triptych.services.executor.stats import Counters
+from triptych.services.executor.step_inputs import StepInputs
+from triptych.services.runtime.run_dir import RunDir
+from triptych.services.transport.channel import wake_descriptor
+from triptych.v1 import stage_pb2
+
+_MAX_MESSAGE = 1000  # characters of an exception that cross to the scheduler
+
+_log = logging.getLogger(__name__)
+
+
+def model_facts(facts: BackendFacts, fingerprint: str) -> stage_pb2.ModelFacts:
+    """What the handshake says of the model."""
+    return stage_pb2.ModelFacts(
+        fingerprint=fingerprint,
+        architecture=facts.architecture,
+        vocabulary_size=facts.vocabulary_size,
+        max_model_len=facts.max_model_len,
+        block_size=facts.block_size,
+        num_blocks=facts.num_blocks,
+    )
+
+
+class Worker:
+    """Serves one scheduler after the other until stopped."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        name: str,
+        rank: int,
+        heartbeat_interval: float,
+        counters: Counters,
+    ) -> None:
+        self._run_dir = run_dir
+        self._name = name
+        self._rank = rank
+        self._interval = heartbeat_interval
+        self._counters = counters
+        self._stopping = threading.Event()
+        self._wake = wake_descriptor()
+        self.joined = False
+
+    def stop(self) -> None:
+        """End `run` after the step in flight. Any thread."""
+        self._stopping.set()
+        os.eventfd_write(self._wake, 1)
+
+    def run(self, backend: Backend, fingerprint: str) -> None:
+        """Join schedulers and compute their steps until stopped. Raises StartupError if refused."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        hello = stage_pb2.ExecutorHello(
+            model=model_facts(backend.facts, fingerprint), rank=self._rank
+        )
+        link = SchedulerLink(context, self._run_dir, self._name, hello)
+        try:
+            while (joined := link.join(self._stopping)) is not None:
+                session, identity = joined
+                _log.info("joined a scheduler", extra={"epoch": session.epoch})
+                beats = Beats(context, self._run_dir, identity, self._interval, self._counters.beat)
+                self.joined = True
+                try:
+                    self._serve(session, backend)
+                finally:
+                    self.joined = False
+                    beats.stop()
+                    session.close()
+                if not self._stopping.is_set():
+                    _log.warning("the scheduler is gone; waiting for another")
+        finally:
+            context.destroy(linger=0)
+
+    def _serve(self, session: Session, backend: Backend) -> None:
+        for ready in session.steps(self._wake):
+            self._counters.step_started = time.monotonic()
+            answer = self._execute(session, backend, ready)
+            self._counters.step_started = None
+            session.send(answer)
+
+    def _execute(
+        self, session: Session, backend: Backend, ready: stage_pb2.StepReady
+    ) -> stage_pb2.ExecutorMessage:
+        started = time.perf_counter_ns()
+        try:
+            slot = session.step_ring.inputs(ready.slot, ready.step_id)
+            inputs = StepInputs.view(slot, session.step_ring.layout)
+            backend.execute(inputs, session.logits_ring.logits(ready.slot))
+            session.logits_ring.publish(ready.slot, ready.step_id, inputs.num_samples)
+        except Exception as error:  # the top of a step: the scheduler decides what becomes of it
+            _log.exception("step %d failed", ready.step_id)
+            message = f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]
+            return stage_pb2.ExecutorMessage(
+                failed=stage_pb2.StepFailed(
+                    step_id=ready.step_id, slot=ready.slot, epoch=ready.epoch, message=message
+                )
+            )
+        elapsed = time.perf_counter_ns() - started
+        self._counters.steps += 1
+        self._counters.step_seconds += elapsed * 1e-9
+        self._counters.tokens += inputs.num_tokens
+        return stage_pb2.ExecutorMessage(
+            done=stage_pb2.StepDone(
+                step_id=ready.step_id, slot=ready.slot, epoch=ready.epoch, execute_ns=elapsed
+            )
+        )

@@ -1,0 +1,102 @@
+"""How a process starts and ends: start-up errors, signals, exit codes, the bond to its parent."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_STARTUP = 2
+
+_PR_SET_PDEATHSIG = 1
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StartupError(Exception):
+    """Something the operator must mend: one clear line on stderr, exit code 2, no traceback."""
+
+
+def run_main(process: str, body: Callable[[], int | None]) -> int:
+    """Run a process's body and turn how it ended into an exit code.
+
+    0 (or what the body returns) for a clean end; 2 and one line for a StartupError; 130 for an
+    interrupt that nobody took; 1 and a traceback for anything else, which is our bug.
+    """
+    try:
+        return body() or EXIT_OK
+    except StartupError as error:
+        print_error(process, str(error))
+        return EXIT_STARTUP
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception:  # the top of the process
+        traceback.print_exc()
+        return EXIT_FAILED
+
+
+def print_error(process: str, message: str) -> None:
+    """Write the one line by which a process says why it does not run."""
+    line = " ".join(message.split())
+    speaker = f"triptych {process}".rstrip()
+    sys.stderr.write(f"{speaker}: error: {line}\n")
+    sys.stderr.flush()
+
+
+def bind_to_parent(parent_pid: int | None) -> None:
+    """Make the kernel SIGKILL this process when the process that started it ends; None: do nothing.
+
+    Call it on the main thread, early. The bond is to the thread that forked us, so a parent starts
+    its children from its main thread. It does not pass to our own children: each child binds itself
+    to its own parent, and a whole tree goes when its root is killed.
+
+    Raises StartupError when `parent_pid` is no longer our parent: it ended before we were bound.
+    """
+    if parent_pid is None:
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise AssertionError("bind_to_parent must run on the main thread")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise StartupError(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent_pid:
+        raise StartupError(f"parent process {parent_pid} has ended (the parent is {os.getppid()})")
+
+
+def on_stop_signal(
+    callback: Callable[[], None], loop: asyncio.AbstractEventLoop | None = None
+) -> None:
+    """Call `callback` once, at the first SIGTERM or SIGINT; a second one ends the process at once.
+
+    With a loop the callback runs on it; without, in the signal handler on the main thread (keep it
+    to setting an event). Call it on the main thread.
+    """
+    seen = False
+
+    def stop(number: int) -> None:
+        nonlocal seen
+        if seen:
+            os._exit(128 + number)
+        seen = True
+        callback()
+
+    for number in _STOP_SIGNALS:
+        if loop is not None:
+            loop.add_signal_handler(number, stop, int(number))
+        else:
+            signal.signal(number, lambda received, _frame: stop(received))
+
+
+def stop_event() -> threading.Event:
+    """An event that SIGTERM or SIGINT sets, for a process whose main thread waits in plain Python.
+
+    Wait for it with a time-out (or in a loop of short waits): a signal handler runs only when the
+    main thread comes back to the interpreter.
+    """
+    event = threading.Event()
+    on_stop_signal(event.set)
+    return event

@@ -1,0 +1,112 @@
+"""The scheduler process: `python -m triptych.services.scheduler`."""
+
+import asyncio
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+
+import zmq
+
+from triptych.services.runtime.control_server import ControlServer
+from triptych.services.runtime.lifecycle import (
+    EXIT_OK,
+    StartupError,
+    bind_to_parent,
+    on_stop_signal,
+    run_main,
+)
+from triptych.services.runtime.logging import configure_logging
+from triptych.services.runtime.process_stats import process_stats
+from triptych.services.runtime.run_dir import RunDir
+from triptych.services.runtime.settings import load_settings
+from triptych.services.scheduler.loop import StepLoop
+from triptych.services.scheduler.sampler import StepSampler
+from triptych.services.scheduler.settings import SchedulerSettings
+from triptych.v1 import control_pb2
+
+_NAME = "scheduler"
+_HEALTH_SECONDS = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the scheduler until SIGTERM; the exit code is run_main's."""
+    return run_main(_NAME, lambda: _main(argv))
+
+
+def _main(argv: list[str] | None) -> int:
+    settings = load_settings(SchedulerSettings, argv, prog="triptych scheduler")
+    bind_to_parent(settings.parent_pid)
+    configure_logging(settings.log_level, _NAME)
+    run_dir = RunDir.open(settings.run_dir)
+    lock = run_dir.lock(_NAME)
+    try:
+        return asyncio.run(_serve(settings, run_dir))
+    finally:
+        os.close(lock)
+
+
+async def _serve(settings: SchedulerSettings, run_dir: RunDir) -> int:
+    """The event loop serves the control endpoint; the step loop has a thread of its own."""
+    # Never 0, which says "unknown" on the wire, and never that of an earlier scheduler.
+    epoch = secrets.randbits(63) + 1
+    try:
+        steps = StepLoop(settings, run_dir, epoch, StepSampler.of(settings.engine_impl))
+    except (OSError, zmq.ZMQError) as error:
+        raise StartupError(f"sockets in {run_dir.path}: {error}") from error
+    control = ControlServer(run_dir, _NAME, lambda: _stats(steps))
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    stop = asyncio.Event()
+    on_stop_signal(stop.set, loop)
+    await control.start()
+    thread = threading.Thread(target=_run_steps, args=(steps, loop, ended), name="steps")
+    thread.start()
+    _log.info("waiting for an executor", extra={"run_dir": run_dir.path, "epoch": epoch})
+    watch = asyncio.create_task(_watch_health(steps, control, settings.heartbeat_timeout))
+    ended.add_done_callback(lambda _: stop.set())
+    await stop.wait()
+    watch.cancel()
+    control.set_serving(False)
+    steps.stop()
+    try:
+        await ended  # raises what killed the step loop: the process dies with it
+    finally:
+        await control.stop()
+    return EXIT_OK
+
+
+def _run_steps(
+    steps: StepLoop, loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[None]"
+) -> None:
+    error: BaseException | None = None
+    try:
+        steps.run()
+    except BaseException as caught:  # the top of the thread: it goes on in the main thread
+        error = caught
+
+    def end() -> None:
+        ended.set_exception(error) if error is not None else ended.set_result(None)
+
+    loop.call_soon_threadsafe(end)
+
+
+async def _watch_health(steps: StepLoop, control: ControlServer, timeout: float) -> None:
+    """SERVING while an executor is ready, no step is stuck and the step loop takes its turns."""
+    while True:
+        snapshot = steps.snapshot
+        fresh = time.perf_counter() - snapshot.taken_at <= timeout
+        control.set_serving(snapshot.serving and fresh)
+        await asyncio.sleep(_HEALTH_SECONDS)
+
+
+def _stats(steps: StepLoop) -> control_pb2.StatsResponse:
+    return control_pb2.StatsResponse(process=process_stats(), scheduler=steps.snapshot.stats)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Prompts as token ids, without holding up the event loop: long texts are read on other threads.
+
+The `tokenizers` package releases the GIL. A text that is clearly too long for the context is
+refused after reading a part of it, so that its size costs nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from triptych.engine_core.errors import NotSupported, TooLong
+from triptych.services.tokenizer.chat_template import ChatMessage
+from triptych.services.tokenizer.tokenizer import Tokenizer
+from triptych.services.tokenizer.validation import TokenArray
+from triptych.v1 import inference_pb2
+
+_THREADS = 2
+_INLINE_CHARACTERS = 4096  # about a millisecond
+_PROBE_CHARACTERS = 1 << 16
+_PROBE_PER_TOKEN = 16  # of a text at this many characters per token, a probe tells nothing
+
+Result = TypeVar("Result")
+
+
+class Prompts:
+    """One tokenizer, used from the event loop."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+
+    async def text(self, text: str, special: bool, max_model_len: int | None) -> TokenArray:
+        """u32 [n] of a text; `special` adds the model's tokens around it.
+
+        Raises TooLong when it cannot fit `max_model_len` (None: no bound).
+        """
+
+        def read() -> TokenArray:
+            self._probe("text", (text,), max_model_len)
+            return np.asarray(self._tokenizer.encode(text, add_special_tokens=special), np.uint32)
+
+        return await self._run(len(text), read)
+
+    async def chat(
+        self,
+        messages: Sequence[inference_pb2.ChatMessage],
+        add_generation_prompt: bool,
+        max_model_len: int | None,
+    ) -> TokenArray:
+        """u32 [n] of a chat. Raises NotSupported, TooLong, or InvalidRequest by the template."""
+        if not self._tokenizer.has_chat_template:
+            raise NotSupported("the model has no chat template; use Generate with a prompt")
+        turns = [ChatMessage(each.role, each.content, each.name) for each in messages]
+
+        def read() -> TokenArray:
+            self._probe("messages", [turn.content for turn in turns], max_model_len)
+            ids = self._tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt)
+            return np.asarray(ids, np.uint32)
+
+        return await self._run(sum(len(turn.content) for turn in turns), read)
+
+    async def detokenize(self, token_ids: TokenArray, skip_special_tokens: bool) -> str:
+        """The text of the tokens."""
+        ids: list[int] = token_ids.tolist()
+        return await self._run(
+            len(ids), lambda: self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    def close(self) -> None:
+        """Wait for nothing; what still waits is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _probe(self, field: str, texts: Sequence[str], max_model_len: int | None) -> None:
+        """Refuse what has twice the tokens of the context in its first part alone.
+
+        Twice, because cutting a text may cost a few tokens: no text that fits is ever refused.
+        """
+        if max_model_len is None:
+            return
+        size = max(_PROBE_CHARACTERS, _PROBE_PER_TOKEN * max_model_len)
+        if sum(map(len, texts)) <= size:
+            return
+        part = "".join(texts)[:size]
+        ids = self._tokenizer.encode(part, add_special_tokens=False, parse_special=False)
+        if len(ids) > 2 * max_model_len + _INLINE_CHARACTERS:
+            raise TooLong(
+                field,
+                f"a prompt of more than {len(ids)} tokens must be shorter than max_model_len"
+                f" {max_model_len}",
+            )
+
+    async def _run(self, size: int, work: Callable[[], Result]) -> Result:
+        if size <= _INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

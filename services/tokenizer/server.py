@@ -1,0 +1,176 @@
+"""The public gRPC server, and the tokenizer process as one object that tests can start too."""
+
+import asyncio
+import logging
+import socket
+from dataclasses import dataclass
+
+import grpc
+
+from triptych.services.runtime.control_server import ControlServer
+from triptych.services.runtime.health import Health
+from triptych.services.runtime.lifecycle import StartupError
+from triptych.services.runtime.process_stats import process_stats
+from triptych.services.runtime.reflection import add_reflection
+from triptych.services.runtime.run_dir import RunDir
+from triptych.services.tokenizer.admission import Admission
+from triptych.services.tokenizer.generation import Generation
+from triptych.services.tokenizer.scheduler_client import Beats, SchedulerClient
+from triptych.services.tokenizer.servicer import INFERENCE_SERVICE, InferenceServicer
+from triptych.services.tokenizer.settings import TokenizerSettings
+from triptych.services.tokenizer.stats import Counters
+from triptych.services.tokenizer.tokenizer import Tokenizer
+from triptych.v1 import control_pb2, inference_pb2_grpc, stage_pb2
+
+_STOP_GRACE = 0.5  # for what is still open after the drain: watchers, sessions without requests
+_MORE_STREAMS = 64  # on one connection, beside requests: health, reflection, sessions
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the process knows of the model before it talks to anybody."""
+
+    tokenizer: Tokenizer
+    fingerprint: str
+    names: tuple[str, ...]
+
+
+class TokenizerService:
+    """Public server, control server and scheduler connection of one tokenizer process.
+
+    The caller holds `run_dir.lock(settings.name)`. Everything runs on one event loop.
+    """
+
+    def __init__(self, settings: TokenizerSettings, run_dir: RunDir, model: LoadedModel) -> None:
+        self._settings = settings
+        self._model = model
+        self._counters = Counters()
+        self._admission = Admission(settings.max_streams)
+        self._health = Health((INFERENCE_SERVICE,))
+        self._control = ControlServer(run_dir, settings.name, self.stats)
+        self._draining = False
+        self.address = ""
+        """host:port as clients reach it; set by `start`."""
+        hello = stage_pb2.TokenizerHello(
+            fingerprint=model.fingerprint, vocabulary_size=model.tokenizer.vocabulary_size
+        )
+        self.client = SchedulerClient(
+            run_dir.scheduler_endpoint,
+            hello,
+            self._counters,
+            self._readiness_changed,
+            Beats(settings.heartbeat_interval, settings.heartbeat_timeout),
+        )
+        self._generation = Generation(
+            model.tokenizer,
+            model.names,
+            self.client,
+            self._counters,
+            seed=settings.seed,
+            max_unread_tokens=settings.max_unread_tokens,
+        )
+        self._server = self._public_server()
+
+    async def start(self) -> None:
+        """Bind, serve, and connect. NOT_SERVING until the engine is ready. Raises StartupError."""
+        host, port = self._settings.host, self._settings.port
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        _check_free(host, port)
+        try:
+            bound = self._server.add_insecure_port(target)
+        except RuntimeError as error:
+            raise StartupError(f"port {target} cannot be bound; is it in use?") from error
+        self.address = f"{target.rpartition(':')[0]}:{bound}"
+        await self._control.start()
+        await self._server.start()
+        self.client.start()
+        _log.info("listening", extra={"address": self.address})
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new requests, let the open ones finish for `grace` seconds, then close."""
+        self._draining = True
+        self._readiness_changed()
+        self._health.close()
+        if not await self._admission.drain(grace):
+            _log.warning("requests cut off", extra={"requests": self._admission.running})
+        await self._server.stop(_STOP_GRACE)
+        self.client.stop()
+        await self._control.stop()
+        self._generation.prompts.close()
+
+    def stats(self) -> control_pb2.StatsResponse:
+        """What ControlService.Stats answers."""
+        counters = self._counters
+        return control_pb2.StatsResponse(
+            process=process_stats(),
+            tokenizer=control_pb2.TokenizerStats(
+                address=self.address,
+                model_names=self._model.names,
+                requests_running=self._admission.running,
+                streams=self.client.streams,
+                requests_total=counters.requests_total,
+                responses_total=counters.responses_total,
+                tokens_total=counters.tokens_total,
+                scheduler_connected=self.client.connected,
+                drain_seconds_total=counters.drain_seconds_total,
+                drains_total=counters.drains_total,
+            ),
+        )
+
+    def _readiness_changed(self) -> None:
+        serving = self.client.ready and not self._draining
+        self._health.set_serving(serving)
+        self._control.set_serving(serving)
+
+    def _public_server(self) -> grpc.aio.Server:
+        limit = self._settings.max_message_bytes
+        server = grpc.aio.server(
+            options=[
+                # An old process and a new one would share the port in silence.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", limit),
+                ("grpc.max_concurrent_streams", self._settings.max_streams + _MORE_STREAMS),
+                # A stream is quiet while its request waits or its prompt is computed: take a
+                # client's pings then, and ping it to notice that it is gone.
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+            ],
+            compression=grpc.Compression.NoCompression,
+        )
+        servicer = InferenceServicer(self._generation, self._admission, self._counters)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+        self._health.add_to(server)
+        add_reflection(server, (INFERENCE_SERVICE,))
+        return server
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raises StartupError that says why a port cannot be bound; gRPC only says that it cannot."""
+    if port == 0:
+        return
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise StartupError(
+            f"port {port} on {host}: {error.strerror or error}; use another --port"
+        ) from error
+
+
+async def until_done(stopping: asyncio.Event, ended: "asyncio.Future[str]") -> str | None:
+    """Wait for a stop signal (None) or the scheduler's refusal (its words). Raises a sink's bug."""
+    waiting = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait((waiting, ended), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    return ended.result() if ended.done() else None

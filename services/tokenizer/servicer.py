@@ -1,0 +1,157 @@
+"""triptych.v1.InferenceService: the rpcs, their deadlines and their ends."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import grpc
+
+from triptych.engine_core.errors import DeadlinePassed, InvalidRequest
+from triptych.services.runtime.status import rpc_errors
+from triptych.services.tokenizer.admission import Admission
+from triptych.services.tokenizer.generation import Generation
+from triptych.services.tokenizer.responses import Response, response_of
+from triptych.services.tokenizer.session import Session
+from triptych.services.tokenizer.stats import Counters
+from triptych.services.tokenizer.validation import (
+    TokenArray,
+    ValidRequest,
+    check_model,
+    check_token_ids,
+)
+from triptych.v1 import inference_pb2, inference_pb2_grpc
+
+# gRPC rounds a deadline up on its way, so one that is over arrives with up to a millisecond left;
+# no answer is made in that time.
+_LEAST_SECONDS = 0.002
+
+if TYPE_CHECKING:
+    Context: TypeAlias = grpc.aio.ServicerContext[object, object]
+
+INFERENCE_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Streams are written by coroutines: at any await, cancellation unwinds their `with` blocks."""
+
+    def __init__(self, generation: Generation, admission: Admission, counters: Counters) -> None:
+        self._generation = generation
+        self._admission = admission
+        self._counters = counters
+
+    async def Generate(  # type: ignore[override]  # noqa: N802  # grpc.aio takes a writing coroutine
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: "Context",
+    ) -> None:
+        """A completion, streamed."""
+        async with rpc_errors(context):
+            with self._admission.admit():
+                valid = partial(self._generation.generate, request)
+                await self._answer(valid, inference_pb2.GenerateResponse, context)
+
+    async def Chat(  # type: ignore[override]  # noqa: N802  # as above
+        self,
+        request: inference_pb2.ChatRequest,
+        context: "Context",
+    ) -> None:
+        """The assistant's turn, streamed."""
+        async with rpc_errors(context):
+            with self._admission.admit():
+                valid = partial(self._generation.chat, request)
+                await self._answer(valid, inference_pb2.ChatResponse, context)
+
+    async def Session(  # type: ignore[override]  # noqa: N802  # as above
+        self,
+        request_iterator: AsyncIterator[inference_pb2.SessionRequest],
+        context: "Context",
+    ) -> None:
+        """See the session module."""
+        async with rpc_errors(context):
+            session = Session(self._generation, self._admission, self._counters)
+            await session.run(request_iterator, context.write)
+
+    async def Tokenize(  # noqa: N802
+        self,
+        request: inference_pb2.TokenizeRequest,
+        context: "Context",
+    ) -> inference_pb2.TokenizeResponse:
+        """Text or chat to ids."""
+        async with rpc_errors(context):
+            with self._admission.admit():
+                check_model(request.model, self._generation.names)
+                limit = self._generation.facts().max_model_len
+                token_ids = await self._tokenized(request)
+                return inference_pb2.TokenizeResponse(
+                    token_ids=token_ids.tolist(), max_model_len=limit
+                )
+
+    async def Detokenize(  # noqa: N802
+        self,
+        request: inference_pb2.DetokenizeRequest,
+        context: "Context",
+    ) -> inference_pb2.DetokenizeResponse:
+        """Ids to text."""
+        async with rpc_errors(context):
+            with self._admission.admit():
+                check_model(request.model, self._generation.names)
+                size = self._generation.facts().vocabulary_size
+                token_ids = check_token_ids(request.token_ids, "token_ids", size)
+                skip = request.skip_special_tokens or not request.HasField("skip_special_tokens")
+                text = await self._generation.prompts.detokenize(token_ids, skip)
+                return inference_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(  # noqa: N802
+        self,
+        request: inference_pb2.ListModelsRequest,
+        context: "Context",
+    ) -> inference_pb2.ListModelsResponse:
+        """The served model, once per name."""
+        async with rpc_errors(context):
+            facts, tokenizer = self._generation.facts(), self._generation.tokenizer
+            return inference_pb2.ListModelsResponse(
+                models=[
+                    inference_pb2.Model(
+                        name=name,
+                        max_model_len=facts.max_model_len,
+                        vocabulary_size=facts.vocabulary_size,
+                        architecture=facts.architecture,
+                        has_chat_template=tokenizer.has_chat_template,
+                        eos_token_ids=tokenizer.eos_token_ids,
+                    )
+                    for name in self._generation.names
+                ]
+            )
+
+    async def _answer(
+        self,
+        validate: Callable[[], Awaitable[ValidRequest]],
+        kind: type[Response],
+        context: "Context",
+    ) -> None:
+        _check_deadline(context.time_remaining())
+        request = await validate()
+        _check_deadline(context.time_remaining())
+        with self._generation.start(request) as running:
+            finished = False
+            while not finished:
+                piece = await running.stream.next()
+                finished = piece.finish is not None
+                self._counters.responses_total += 1
+                self._counters.tokens_total += len(piece.token_ids)
+                await context.write(response_of(kind, piece, running))
+
+    async def _tokenized(self, request: inference_pb2.TokenizeRequest) -> TokenArray:
+        prompts = self._generation.prompts
+        if not request.messages:
+            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            return await prompts.text(request.text, special, None)
+        if request.text:
+            raise InvalidRequest("text", "it is set together with messages; set one of them")
+        opened = request.add_generation_prompt or not request.HasField("add_generation_prompt")
+        return await prompts.chat(request.messages, opened, None)
+
+
+def _check_deadline(remaining: float | None) -> None:
+    if remaining is not None and remaining < _LEAST_SECONDS:
+        raise DeadlinePassed("the deadline passed before the request was submitted")

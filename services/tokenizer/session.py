@@ -1,0 +1,178 @@
+"""One Session rpc: many requests on one stream.
+
+A reader takes starts and cancels in their order; the writer sends everything that came in a drain
+as one response. Each request ends with exactly one terminal event. What the reader refuses is
+queued too; while too much is queued it stops reading, and gRPC's flow control slows the client.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from google.rpc import status_pb2
+
+from triptych.engine_core.errors import DuplicateId, InvalidRequest, QueueFull, RequestError
+from triptych.services.runtime.status import to_status, unexpected
+from triptych.services.tokenizer.admission import RETRY_AFTER_MS, Admission
+from triptych.services.tokenizer.generation import Generation, Running
+from triptych.services.tokenizer.responses import response_of
+from triptych.services.tokenizer.stats import Counters
+from triptych.v1 import inference_pb2
+
+MAX_SESSION_REQUESTS = 1024
+_MAX_QUEUED_ERRORS = 256
+_RESPONSE_BYTES = 1 << 20  # clients take 4 MiB by default
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    running: Running
+    closing: ExitStack
+
+
+class Session:
+    """The requests of one session. Use once: `run`."""
+
+    def __init__(self, generation: Generation, admission: Admission, counters: Counters) -> None:
+        self._generation = generation
+        self._admission = admission
+        self._counters = counters
+        self._entries: dict[int, _Entry] = {}
+        self._changed: dict[int, None] = {}
+        self._errors: list[inference_pb2.SessionEvent] = []
+        self._woken = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def run(
+        self,
+        requests: AsyncIterator[inference_pb2.SessionRequest],
+        write: Callable[[inference_pb2.SessionResponse], Awaitable[None]],
+    ) -> None:
+        """Serve until the client has half-closed and its requests have ended; or it is gone."""
+        reader = asyncio.create_task(self._read(requests))
+        reader.add_done_callback(lambda _: self._woken.set())
+        try:
+            while self._entries or self._errors or not reader.done():
+                await self._woken.wait()
+                self._woken.clear()
+                while response := self._collect():
+                    await write(response)
+                if reader.done():
+                    reader.result()  # raises what ended the reader
+        finally:
+            reader.cancel()
+            for entry in self._entries.values():
+                entry.closing.close()
+            self._entries.clear()
+            await asyncio.wait((reader,))
+            if not reader.cancelled():
+                reader.exception()  # the stream's own end says more
+
+    # ----------------------------------------------------------------------------------- reading
+
+    async def _read(self, requests: AsyncIterator[inference_pb2.SessionRequest]) -> None:
+        async for request in requests:
+            match request.WhichOneof("action"):
+                case "start":
+                    await self._start(request.start)
+                case "cancel":
+                    # An unknown id is no error: the request may just have ended.
+                    if (entry := self._entries.get(request.cancel.id)) is not None:
+                        entry.running.cancel()
+                        self._wake(request.cancel.id)
+                case _:
+                    raise InvalidRequest("action", "neither start nor cancel is set")
+            while len(self._errors) >= _MAX_QUEUED_ERRORS:
+                self._room.clear()
+                await self._room.wait()
+
+    async def _start(self, start: inference_pb2.SessionStart) -> None:
+        try:
+            with ExitStack() as stack:
+                running = await self._admitted(start, stack)
+                self._entries[start.id] = _Entry(running, stack.pop_all())
+        except RequestError as error:
+            self._error(start.id, to_status(error))
+        except Exception as error:  # the top of this request; the others go on
+            self._error(start.id, unexpected(error))
+
+    async def _admitted(self, start: inference_pb2.SessionStart, stack: ExitStack) -> Running:
+        if start.id in self._entries:
+            raise DuplicateId(f"id: {start.id} belongs to a running request of this session")
+        if len(self._entries) >= MAX_SESSION_REQUESTS:
+            raise QueueFull(
+                f"{len(self._entries)} requests run in this session,"
+                f" at most {MAX_SESSION_REQUESTS} may",
+                RETRY_AFTER_MS,
+            )
+        stack.enter_context(self._admission.admit())
+        match start.WhichOneof("request"):
+            case "generate":
+                valid = await self._generation.generate(start.generate)
+            case "chat":
+                valid = await self._generation.chat(start.chat)
+            case _:
+                raise InvalidRequest("start.request", "neither generate nor chat is set")
+        return stack.enter_context(self._generation.start(valid, partial(self._wake, start.id)))
+
+    def _wake(self, request_id: int) -> None:
+        self._changed[request_id] = None
+        self._woken.set()
+
+    # ----------------------------------------------------------------------------------- writing
+
+    def _collect(self) -> inference_pb2.SessionResponse | None:
+        """Everything that happened, up to a size; None when nothing did."""
+        response = inference_pb2.SessionResponse()
+        size = 0
+        if self._errors:
+            response.events.extend(self._errors)
+            self._errors.clear()
+            self._room.set()
+        while self._changed and size < _RESPONSE_BYTES:
+            request_id = next(iter(self._changed))
+            del self._changed[request_id]
+            event = self._event(request_id)
+            if event is not None:
+                size += event.ByteSize()
+                response.events.append(event)
+        if not response.events:
+            return None
+        self._counters.responses_total += 1
+        return response
+
+    def _event(self, request_id: int) -> inference_pb2.SessionEvent | None:
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return None
+        running = entry.running
+        try:
+            piece = running.stream.take()
+        except RequestError as error:
+            self._close(request_id)
+            return _error_event(request_id, to_status(error))
+        if piece is None:
+            return None
+        self._counters.tokens_total += len(piece.token_ids)
+        if piece.finish is not None:
+            self._close(request_id)
+        output = response_of(inference_pb2.GenerateResponse, piece, running)
+        return inference_pb2.SessionEvent(id=request_id, output=output)
+
+    def _close(self, request_id: int) -> None:
+        self._entries.pop(request_id).closing.close()
+
+    def _error(self, request_id: int, status: status_pb2.Status) -> None:
+        self._errors.append(_error_event(request_id, status))
+        self._woken.set()
+
+
+def _error_event(request_id: int, status: status_pb2.Status) -> inference_pb2.SessionEvent:
+    return inference_pb2.SessionEvent(
+        id=request_id,
+        error=inference_pb2.SessionError(
+            code=status.code, message=status.message, status=status.SerializeToString()
+        ),
+    )

@@ -1,0 +1,74 @@
+"""Settings of the tokenizer process."""
+
+from pydantic import Field
+
+from triptych.services.runtime.settings import Bytes, HeartbeatSettings, Names, flag
+
+
+class TokenizerSettings(HeartbeatSettings):
+    """What the tokenizer process is told. Keys that other processes share have one meaning."""
+
+    model: str = Field(
+        min_length=1,
+        description="GGUF file, Hugging Face folder, or hub id (org/name)",
+        json_schema_extra=flag("Model"),
+    )
+    served_model_name: Names = Field(
+        default=(),
+        description="names that clients may call the model by; the first is the one it reports",
+        json_schema_extra=flag("Model", default="the file's or folder's name"),
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="address that the public gRPC port listens on; 0.0.0.0 for all",
+        json_schema_extra=flag("Public endpoint"),
+    )
+    port: int = Field(
+        default=50051,
+        ge=0,
+        le=65535,
+        description="public gRPC port; 0 takes a free one",
+        json_schema_extra=flag("Public endpoint"),
+    )
+    name: str = Field(
+        default="tokenizer-0",
+        pattern=r"^tokenizer-[0-9]{1,3}$",
+        description="name of this tokenizer process within its engine",
+        json_schema_extra=flag("Process"),
+    )
+    max_streams: int = Field(
+        default=1024,
+        ge=1,
+        le=1_000_000,
+        description="requests that may be open at once; more are refused with RESOURCE_EXHAUSTED",
+        json_schema_extra=flag("Limits", unit="requests"),
+    )
+    max_unread_tokens: int = Field(
+        default=4096,
+        ge=1,
+        le=1 << 24,
+        description="output that one stream may leave unread before it is ended",
+        json_schema_extra=flag("Limits", unit="tokens"),
+    )
+    max_message_bytes: Bytes = Field(
+        default=16 << 20,
+        ge=1024,
+        le=1 << 30,
+        description="largest gRPC message taken from a client",
+        json_schema_extra=flag("Limits", unit="bytes", default="16MiB"),
+    )
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        lt=1 << 64,
+        description="seed of requests that bring none",
+        json_schema_extra=flag("Sampling", default="drawn at random per request"),
+    )
+    shutdown_grace: float = Field(
+        default=10.0,
+        ge=0,
+        le=3600,
+        description="time that running streams get to finish after SIGTERM",
+        json_schema_extra=flag("Supervision", unit="seconds"),
+    )

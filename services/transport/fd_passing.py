@@ -1,0 +1,131 @@
+"""Descriptors across a unix socket: how the rings reach the other process.
+
+A SOCK_SEQPACKET connection carries one packet each way (an Offer with the sender's ring) and then
+stays open without traffic: its end of file tells at once that the peer is gone, also after kill -9.
+"""
+
+import os
+import socket
+import struct
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+_OFFER = struct.Struct("<8sQB47s")
+_MAGIC = b"TRIPFDS1"
+MAX_IDENTITY_BYTES = 47
+_PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class OfferError(Exception):
+    """A packet on the descriptor socket that is not an offer, or comes from another user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One ring. `identity` is the executor's on ZeroMQ: it joins the two channels."""
+
+    epoch: int
+    identity: bytes
+    fd: int
+
+
+class FdConnection:
+    """One end of an established connection. Never blocks for longer than `timeout` seconds."""
+
+    def __init__(self, sock: socket.socket, timeout: float) -> None:
+        self._socket = sock
+        self._socket.settimeout(timeout)
+        uid = _peer_uid(sock)
+        if uid != os.geteuid():
+            sock.close()
+            raise OfferError(f"the peer on the descriptor socket has uid {uid}, not ours")
+
+    def fileno(self) -> int:
+        """For a poller: readable on a packet and on end of file."""
+        return self._socket.fileno()
+
+    def send(self, offer: Offer) -> None:
+        """Hand the offer's descriptor to the peer; ours stays open. Raises OSError."""
+        packet = _OFFER.pack(_MAGIC, offer.epoch, len(offer.identity), offer.identity)
+        socket.send_fds(self._socket, [packet], [offer.fd], socket.MSG_NOSIGNAL)
+
+    def receive(self) -> Offer | None:
+        """The peer's offer, or None at end of file. The caller owns its descriptor.
+
+        Raises OfferError for anything else, TimeoutError or BlockingIOError when nothing came.
+        """
+        try:
+            packet, fds, cut = self._receive_packet()
+        except ConnectionError:
+            return None
+        if not packet and not fds:
+            return None
+        whole = len(packet) == _OFFER.size and not cut
+        if not whole or len(fds) != 1 or not packet.startswith(_MAGIC):
+            for fd in fds:
+                os.close(fd)
+            raise OfferError(f"{len(packet)} bytes with {len(fds)} descriptors are not an offer")
+        _, epoch, length, identity = _OFFER.unpack(packet)
+        return Offer(epoch, identity[:length], fds[0])
+
+    def _receive_packet(self) -> tuple[bytes, list[int], bool]:
+        """(bytes, descriptors, whether some did not fit); recv_fds would ignore its flags."""
+        fds = array("i")
+        packet, control, flags, _ = self._socket.recvmsg(
+            _OFFER.size + 1, socket.CMSG_SPACE(4 * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, data in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        return packet, fds.tolist(), bool(flags & socket.MSG_CTRUNC)
+
+    def close(self) -> None:
+        """The peer sees end of file."""
+        self._socket.close()
+
+
+class FdListener:
+    """The scheduler's end. Take the run directory's lock first: binding takes the path over."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(str(path))
+        path.chmod(0o600)
+        self._socket.listen(8)
+        self._socket.setblocking(False)
+
+    def fileno(self) -> int:
+        """For a poller: readable when somebody connects."""
+        return self._socket.fileno()
+
+    def accept(self) -> FdConnection | None:
+        """The next connection, non-blocking; None when there is none. Raises OfferError."""
+        try:
+            sock, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionError):
+            return None
+        return FdConnection(sock, timeout=0.0)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+
+def connect(path: Path, timeout: float) -> FdConnection:
+    """Reach the scheduler's listener. Raises OSError, OfferError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(str(path))
+    except OSError:
+        sock.close()
+        raise
+    return FdConnection(sock, timeout)
+
+
+def _peer_uid(sock: socket.socket) -> int:
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    uid: int = _PEER_CREDENTIALS.unpack(raw)[1]
+    return uid

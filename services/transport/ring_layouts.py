@@ -1,0 +1,26 @@
+"""The rings' shapes, computed alike on both ends from the facts that the handshake exchanged."""
+
+from triptych.engine_core.layout import LogitsLayout, StepLayout
+from triptych.v1 import stage_pb2
+
+
+def step_layout(facts: stage_pb2.ModelFacts, welcome: stage_pb2.ExecutorWelcome) -> StepLayout:
+    """The step ring between a scheduler with these settings and an executor with these facts.
+
+    Independent of num_blocks, so that an executor that comes back with a smaller pool still fits.
+    """
+    return StepLayout(
+        num_slots=welcome.num_slots,
+        max_tokens=welcome.max_num_batched_tokens,
+        max_rows=welcome.max_num_seqs,
+        max_blocks_per_row=-(-facts.max_model_len // facts.block_size),
+    )
+
+
+def logits_layout(facts: stage_pb2.ModelFacts, welcome: stage_pb2.ExecutorWelcome) -> LogitsLayout:
+    """The logits ring between the same two."""
+    return LogitsLayout(
+        num_slots=welcome.num_slots,
+        max_rows=welcome.max_num_seqs,
+        vocabulary_size=facts.vocabulary_size,
+    )

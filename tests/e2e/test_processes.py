@@ -1,0 +1,106 @@
+"""The shape of the running engine: who loads what, who listens where, what is left afterwards."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from engine import CONTROL_NAMES, Engine, alive, running_engine
+from small_engines import SMALL, tiny_model
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("processes")
+    with running_engine(tiny_model(folder), folder / "run", *SMALL) as engine:
+        yield engine
+
+
+def maps(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_three_processes_and_only_the_executor_has_torch(engine: Engine) -> None:
+    pids = {name: engine.pid(name) for name in CONTROL_NAMES}
+    assert len(set(pids.values())) == 3
+    assert "libtorch" in maps(pids["executor-0"])
+    assert "libtorch" not in maps(pids["tokenizer-0"])
+    assert "libtorch" not in maps(pids["scheduler"])
+
+
+def test_only_the_tokenizer_listens_on_tcp(engine: Engine) -> None:
+    port = int(engine.address.rsplit(":", 1)[1])
+    listening = {
+        name: [
+            c.laddr.port
+            for c in psutil.Process(engine.pid(name)).net_connections(kind="inet")
+            if c.status == psutil.CONN_LISTEN
+        ]
+        for name in CONTROL_NAMES
+    }
+    assert listening == {"tokenizer-0": [port], "scheduler": [], "executor-0": []}
+
+
+def test_rings_are_memfds_mapped_by_scheduler_and_executor_only(engine: Engine) -> None:
+    for name in ("scheduler", "executor-0"):
+        assert "memfd:triptych-step" in maps(engine.pid(name))
+        assert "memfd:triptych-logits" in maps(engine.pid(name))
+        assert engine.stats(name).process.ring_maps >= 2
+    assert "memfd:triptych" not in maps(engine.pid("tokenizer-0"))
+
+
+def test_the_run_directory_is_private(engine: Engine) -> None:
+    assert engine.run_dir.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["scheduler.zmq", "executor.zmq", "executor.fds"])
+def test_noise_on_an_internal_socket_harms_nobody(engine: Engine, name: str) -> None:
+    noise = np.random.default_rng(0).bytes(4096)
+    path = str(engine.run_dir / name)
+    kind = socket.SOCK_SEQPACKET if name.endswith(".fds") else socket.SOCK_STREAM
+    for payload in (
+        noise,
+        b"\xff" * 9,
+        b"\xff\x00\x00\x00\x00\x40\x00\x00\x00\x7f",
+        b"\x80\x04\x95.",
+    ):
+        with socket.socket(socket.AF_UNIX, kind) as peer:
+            peer.settimeout(2)
+            try:
+                peer.connect(path)
+                peer.sendall(payload)
+                peer.recv(64)
+            except OSError:
+                pass  # being cut off is a right answer
+    assert engine.generate([1, 2, 3], max_tokens=3, temperature=0.0).completion_tokens == 3
+    engine.wait_idle()
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_everything_cleanly(tmp_path: Path, sig: signal.Signals) -> None:
+    with running_engine(tiny_model(tmp_path), tmp_path / "run", *SMALL) as engine:
+        pids = [engine.pid(name) for name in CONTROL_NAMES]
+        engine.process.send_signal(sig)
+        assert engine.process.wait(30) == 0
+        assert not any(alive(pid) for pid in pids)
+        assert "Traceback" not in engine.log.read_text()
+
+
+def test_no_orphans_after_the_supervisor_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ended with -9"):  # noqa: SIM117, PT012 - one engine
+        with running_engine(tiny_model(tmp_path), tmp_path / "run", *SMALL) as engine:
+            pids = [engine.pid(name) for name in CONTROL_NAMES]
+            os.kill(engine.process.pid, signal.SIGKILL)
+            engine.process.wait(5)
+            deadline = time.monotonic() + 5
+            while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not any(alive(pid) for pid in pids)

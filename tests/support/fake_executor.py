@@ -1,0 +1,149 @@
+"""An executor process whose model is a hash: the next token depends on every token before it.
+
+It keeps the tokens where keys and values would be and reads them back through the block tables, so
+a wrong slot, a stale block or a missing recompute changes the answer. `next_token` is the truth.
+
+    python tests/support/fake_executor.py --run-dir DIR [--step-seconds S] [--num-blocks N]
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from triptych.services.executor.backend import BackendFacts, Logits
+from triptych.services.executor.stats import Counters
+from triptych.services.executor.step_inputs import StepInputs
+from triptych.services.executor.worker import Worker
+from triptych.services.runtime.lifecycle import run_main
+from triptych.services.runtime.run_dir import RunDir
+
+VOCABULARY = 97
+FINGERPRINT = "fake-model"
+MAX_MODEL_LEN = 256
+BLOCK_SIZE = 4
+RAISE_TOKEN = 95
+"""A prompt that contains it makes the step raise."""
+NAN_TOKEN = 96
+"""A prompt that contains it makes the row's logits NaN."""
+_USUAL = 90  # next tokens are below, so neither of the two is ever sampled
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """The greedy next token after `tokens`."""
+    state = 17
+    for token in tokens:
+        state = (state * 31 + int(token) + 7) % 1_000_003
+    return state % _USUAL
+
+
+def continuation(prompt: Sequence[int], count: int) -> list[int]:
+    """The `count` greedy tokens after a prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class FakeBackend:
+    """A Backend without a model."""
+
+    def __init__(self, num_blocks: int, step_seconds: float, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+        self._step_seconds = step_seconds
+        self._cache = np.full(num_blocks * BLOCK_SIZE, -1, np.int64)
+        self._facts = BackendFacts(
+            device="cpu",
+            plan="fake",
+            dtype="float32",
+            architecture="fake",
+            model="fake",
+            parameters=0,
+            weight_bytes=0,
+            vocabulary_size=VOCABULARY,
+            max_model_len=MAX_MODEL_LEN,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            kv_cache_bytes=self._cache.nbytes,
+        )
+
+    @property
+    def facts(self) -> BackendFacts:
+        return self._facts
+
+    def execute(self, inputs: StepInputs, logits: Logits) -> None:
+        time.sleep(self._step_seconds)
+        self._cache[inputs.slots] = inputs.token_ids
+        for row in range(inputs.num_rows):
+            if inputs.logits_rows[row] < 0:
+                continue
+            place = np.arange(inputs.kv_lengths[row])
+            blocks = inputs.block_tables[row, place // BLOCK_SIZE].astype(np.int64)
+            tokens = self._cache[blocks * BLOCK_SIZE + place % BLOCK_SIZE].tolist()
+            if RAISE_TOKEN in tokens:
+                raise RuntimeError("the fake was told to raise")
+            out = logits[inputs.logits_rows[row]]
+            out[:] = np.nan if NAN_TOKEN in tokens else 0.0
+            out[next_token(tokens)] += 10.0
+
+
+class ExecutorProcess:
+    """A running fake executor, and how to end it."""
+
+    def __init__(self, run_dir: Path, **options: object) -> None:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, f"--run-dir={run_dir}", *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._end()
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def wait(self, timeout: float) -> tuple[int, str]:
+        """Exit code and what it said on stderr."""
+        _, said = self._process.communicate(timeout=timeout)
+        return self._process.returncode, said
+
+    def _end(self) -> None:
+        self._process.wait(10)
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--step-seconds", type=float, default=0.0)
+    parser.add_argument("--num-blocks", type=int, default=64)
+    parser.add_argument("--fingerprint", default=FINGERPRINT)
+    parser.add_argument("--heartbeat-interval", type=float, default=0.1)
+    options = parser.parse_args()
+    backend = FakeBackend(options.num_blocks, options.step_seconds, options.fingerprint)
+    worker = Worker(
+        RunDir.open(options.run_dir), "executor-0", 0, options.heartbeat_interval, Counters()
+    )
+    worker.run(backend, options.fingerprint)
+    return os.EX_OK
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("executor", _main))

@@ -1,0 +1,133 @@
+"""A tokenizer process's end of the scheduler connection, without text, for one test's thread."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from fake_executor import FINGERPRINT, VOCABULARY
+from triptych.engine_core.errors import RequestError
+from triptych.engine_core.ids import RequestId
+from triptych.engine_core.request import Request
+from triptych.engine_core.sampling_params import SamplingParams
+from triptych.engine_core.step import FinishReason
+from triptych.services.runtime.run_dir import RunDir
+from triptych.services.transport import wire
+from triptych.services.transport.channel import PROTOCOL_VERSION, DealerChannel, new_identity
+from triptych.v1 import stage_pb2
+
+
+class FakeTokenizer:
+    """Says hello when made. What the scheduler says is taken in by `until` and `pump`."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        vocabulary_size: int = VOCABULARY,
+        fingerprint: str = FINGERPRINT,
+        protocol_version: int = PROTOCOL_VERSION,
+    ) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.channel: DealerChannel[stage_pb2.TokenizerReply, stage_pb2.TokenizerMessage] = (
+            DealerChannel(
+                self._context,
+                run_dir.scheduler_endpoint,
+                stage_pb2.TokenizerReply,
+                new_identity("tokenizer"),
+            )
+        )
+        self._hello = stage_pb2.TokenizerHello(
+            protocol_version=protocol_version,
+            fingerprint=fingerprint,
+            vocabulary_size=vocabulary_size,
+        )
+        self.welcomes: list[stage_pb2.TokenizerWelcome] = []
+        self.beats: list[stage_pb2.SchedulerBeat] = []
+        self.refused: str | None = None
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, FinishReason] = {}
+        self.failed: dict[int, RequestError] = {}
+        self.messages = 0
+        self._next_slot = 1
+        self._beaten = 0.0
+        self.say_hello()
+
+    def say_hello(self) -> None:
+        self.welcomes.clear()
+        self.beats.clear()
+        self.channel.send(stage_pb2.TokenizerMessage(hello=self._hello))
+
+    @property
+    def executor_ready(self) -> bool:
+        """What the last beat said; true when there was none."""
+        return not self.beats or self.beats[-1].executor_ready
+
+    @property
+    def told_to_start_again(self) -> bool:
+        return bool(self.beats) and self.beats[-1].epoch == 0
+
+    def submit(
+        self, prompt: Sequence[int], max_tokens: int = 8, sent: Sequence[int] = (), **params: float
+    ) -> int:
+        """Send a greedy request; its slot."""
+        slot = self._next_slot
+        self._next_slot += 1
+        sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})  # type: ignore[arg-type]  # test values
+        request = Request(RequestId(0), tuple(prompt), sampling, output_token_ids=tuple(sent))
+        self.send_submit(wire.submit_from_request(request, slot))
+        return slot
+
+    def send_submit(self, submit: stage_pb2.Submit) -> None:
+        self.tokens.setdefault(submit.slot, [])
+        self.channel.send(stage_pb2.TokenizerMessage(submit=submit))
+
+    def abort(self, *slots: int) -> None:
+        self.channel.send(stage_pb2.TokenizerMessage(abort=stage_pb2.Abort(slots=slots)))
+
+    def pump(self, seconds: float) -> None:
+        """Take in what comes for so long, with beats."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if time.monotonic() - self._beaten > 0.1:
+                self._beaten = time.monotonic()
+                self.channel.send(stage_pb2.TokenizerMessage(beat=stage_pb2.TokenizerBeat()))
+            self.channel.wait(min(left, 0.05))
+            self._take()
+
+    def until(self, condition: Callable[[], object], timeout: float = 20.0) -> None:
+        """Take in what comes until the condition holds."""
+        end = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < end, "the condition does not come true"
+            self.pump(0.02)
+
+    def ended(self, *slots: int) -> bool:
+        """Whether the requests have ended, either way."""
+        return all(slot in self.finished or slot in self.failed for slot in slots)
+
+    def close(self) -> None:
+        self.channel.close()
+        self._context.term()
+
+    def _take(self) -> None:
+        for reply in self.channel.receive():
+            match reply.WhichOneof("message"):
+                case "welcome":
+                    self.welcomes.append(reply.welcome)
+                case "refused":
+                    self.refused = reply.refused.reason
+                case "beat":
+                    self.beats.append(reply.beat)
+                case "outputs":
+                    self.messages += 1
+                    self._take_outputs(reply.outputs)
+
+    def _take_outputs(self, outputs: stage_pb2.StepOutputs) -> None:
+        for row in wire.tokens_from_outputs(outputs):
+            assert not self.ended(row.slot), "a request ends once"
+            self.tokens[row.slot].append(row.token_id)
+            if row.finish is not None:
+                self.finished[row.slot] = row.finish
+        for failure in wire.failures_from_outputs(outputs):
+            assert not self.ended(failure.slot), "a request ends once"
+            self.failed[failure.slot] = failure.error
