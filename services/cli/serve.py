@@ -20,6 +20,7 @@ from triptych.services.cli.panel import Stats, print_panel
 from triptych.services.cli.progress import StartupProgress
 from triptych.services.cli.settings import EngineSettings, load_engine_settings
 from triptych.services.cli.supervisor import Limits, Supervisor
+from triptych.services.runtime.gguf_file import open_gguf
 from triptych.services.runtime.lifecycle import bind_to_parent, on_stop_signal
 from triptych.services.runtime.logging import configure_logging
 from triptych.services.runtime.model_files import resolve_model
@@ -62,6 +63,8 @@ def serve(settings: EngineSettings, on_ready: OnReady) -> int:
 def _resolved(settings: EngineSettings, run_dir: RunDir) -> EngineSettings:
     """Resolve the model once, so that the children agree on the files and none asks a hub."""
     files = resolve_model(settings.tokenizer.model)
+    if files.kind == "gguf":
+        open_gguf(files.path)  # a broken header is said once, here, and not by two children
     told = {"model": str(files.path), "run_dir": str(run_dir.path), "parent_pid": os.getpid()}
     names = settings.tokenizer.served_model_name or (files.name,)
     return EngineSettings(
