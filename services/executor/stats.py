@@ -1,10 +1,14 @@
 """What the executor counts. One thread writes; any may read (a value may be one step old)."""
 
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from triptych.services.executor.backend import BackendFacts
 from triptych.v1 import control_pb2, stage_pb2
+
+RECENT_STEPS = 512
+"""Durations that are kept: enough for a median over a window of a benchmark."""
 
 
 @dataclass(slots=True)
@@ -16,6 +20,14 @@ class Counters:
     tokens: int = 0
     load_seconds: float = 0.0
     step_started: float | None = None
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+
+    def step_done(self, tokens: int, seconds: float) -> None:
+        """Count a step that was computed."""
+        self.steps += 1
+        self.step_seconds += seconds
+        self.tokens += tokens
+        self.recent.append(seconds)
 
     def beat(self) -> stage_pb2.ExecutorBeat:
         """The numbers that a beat carries."""
@@ -31,6 +43,7 @@ def executor_stats(facts: BackendFacts | None, counters: Counters) -> control_pb
         step_seconds_total=counters.step_seconds,
         tokens_total=counters.tokens,
         load_seconds=counters.load_seconds,
+        recent_step_seconds=counters.recent.copy(),
     )
     if facts is not None:
         stats.device = facts.device

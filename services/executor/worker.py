@@ -109,9 +109,7 @@ class Worker:
                 )
             )
         elapsed = time.perf_counter_ns() - started
-        self._counters.steps += 1
-        self._counters.step_seconds += elapsed * 1e-9
-        self._counters.tokens += inputs.num_tokens
+        self._counters.step_done(inputs.num_tokens, elapsed * 1e-9)
         return stage_pb2.ExecutorMessage(
             done=stage_pb2.StepDone(
                 step_id=ready.step_id, slot=ready.slot, epoch=ready.epoch, execute_ns=elapsed
