@@ -10,9 +10,6 @@ from dataclasses import dataclass, fields
 from triptych.engine_core.errors import InvalidRequest, QueueFull, TooLong
 from triptych.engine_core.request import Request
 
-RETRY_AFTER_MS = 1000
-"""Hint with QueueFull. The core has no clock to measure how fast the queue moves."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -63,8 +60,7 @@ def check_queue(num_requests: int, limits: Limits) -> None:
     if num_requests >= bound:
         raise QueueFull(
             f"{num_requests} requests are running or waiting, the bound is {bound}"
-            f" (max_num_seqs {limits.max_num_seqs} + max_num_waiting {limits.max_num_waiting})",
-            RETRY_AFTER_MS,
+            f" (max_num_seqs {limits.max_num_seqs} + max_num_waiting {limits.max_num_waiting})"
         )
 
 

@@ -16,6 +16,9 @@
 A broken invariant is none of these: it is an AssertionError, and the process dies loudly.
 """
 
+RETRY_AFTER_MS = 1000
+"""Hint of a NoRoom whose raiser knows no better: the core has no clock to see how things move."""
+
 
 class RequestError(Exception):
     """A request that ends without having run, or before its end."""
@@ -66,7 +69,7 @@ class SlowReader(RequestError):
 class NoRoom(RequestError):
     """Refused for lack of room; the same request may succeed later."""
 
-    def __init__(self, message: str, retry_after_ms: int) -> None:
+    def __init__(self, message: str, retry_after_ms: int = RETRY_AFTER_MS) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
 

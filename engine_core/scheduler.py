@@ -292,13 +292,8 @@ class Scheduler:
         """Blocks that no sequence holds."""
         return self._kv_cache.num_free_blocks
 
-    @property
-    def step_in_flight(self) -> bool:
-        """Whether plan() must wait for apply(), fail_step() or lost()."""
-        return self._in_flight is not None
-
     def check(self) -> None:
-        """Assert every invariant; each names itself. O(everything): for tests and the debug RPC."""
+        """Assert every invariant; each names itself. O(everything): for tests."""
         running, waiting = self._running, self._waiting
         self._kv_cache.check()
         for name, sequences in (("running", running), ("waiting", waiting)):

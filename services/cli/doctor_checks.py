@@ -23,8 +23,7 @@ from triptych.services.runtime.run_dir import RunDir
 from triptych.services.tokenizer.tokenizer import load_tokenizer
 
 _MIN_PYTHON = (3, 11)
-_F_ADD_SEALS = 1033
-_SEALS = 0x1 | 0x2 | 0x4  # SEAL, SHRINK, GROW
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _PROBE_BYTES = 1 << 20
 _MIN_MEMORY = 1 << 30
 _CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp")
@@ -121,7 +120,7 @@ def _pass_a_region() -> None:
     passed: list[int] = []
     try:
         os.ftruncate(fd, _PROBE_BYTES)
-        fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         socket.send_fds(left, [b"r"], [fd])
         _, passed, _, _ = socket.recv_fds(right, 1, 1)
         with mmap.mmap(fd, _PROBE_BYTES) as ours, mmap.mmap(passed[0], _PROBE_BYTES) as theirs:
@@ -188,4 +187,5 @@ def guarded(what: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except OSError as error:
-        return Finding(what, "fail", str(error), "see the error")
+        remedy = "mend what the system says, then run doctor again"
+        return Finding(what, "fail", str(error), remedy)

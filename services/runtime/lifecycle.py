@@ -67,13 +67,9 @@ def bind_to_parent(parent_pid: int | None) -> None:
         raise StartupError(f"parent process {parent_pid} has ended (the parent is {os.getppid()})")
 
 
-def on_stop_signal(
-    callback: Callable[[], None], loop: asyncio.AbstractEventLoop | None = None
-) -> None:
-    """Call `callback` once, at the first SIGTERM or SIGINT; a second one ends the process at once.
-
-    With a loop the callback runs on it; without, in the signal handler on the main thread (keep it
-    to setting an event). Call it on the main thread.
+def on_stop_signal(callback: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+    """Call `callback` on the loop, once, at the first SIGTERM or SIGINT; a second one ends the
+    process at once. Call it on the main thread.
     """
     seen = False
 
@@ -85,18 +81,4 @@ def on_stop_signal(
         callback()
 
     for number in _STOP_SIGNALS:
-        if loop is not None:
-            loop.add_signal_handler(number, stop, int(number))
-        else:
-            signal.signal(number, lambda received, _frame: stop(received))
-
-
-def stop_event() -> threading.Event:
-    """An event that SIGTERM or SIGINT sets, for a process whose main thread waits in plain Python.
-
-    Wait for it with a time-out (or in a loop of short waits): a signal handler runs only when the
-    main thread comes back to the interpreter.
-    """
-    event = threading.Event()
-    on_stop_signal(event.set)
-    return event
+        loop.add_signal_handler(number, stop, int(number))

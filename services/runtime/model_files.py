@@ -51,8 +51,16 @@ def resolve_model(model: str) -> ModelFiles:
 def fingerprint(files: ModelFiles) -> str:
     """A digest of names, sizes and contents (of large files: both ends), equal in every process.
 
-    Costs milliseconds. Does not depend on where the files are, nor on their times.
+    Costs milliseconds. Does not depend on where the files are, nor on their times. Raises
+    StartupError for a file that cannot be read.
     """
+    try:
+        return _fingerprint(files)
+    except OSError as error:
+        raise StartupError(f"{error.filename or files.path}: {error.strerror}") from error
+
+
+def _fingerprint(files: ModelFiles) -> str:
     if files.kind == "gguf":
         paths = [files.path]
     else:

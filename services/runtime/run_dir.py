@@ -62,9 +62,14 @@ class RunDir:
     def lock(self, name: str) -> int:
         """Hold the role `name` until the process ends; returns the descriptor to keep open.
 
-        Raises StartupError when a live process holds it. A lock needs no cleaning up after kill -9.
+        Raises StartupError when a live process holds it, or when its file cannot be opened. A lock
+        needs no cleaning up after kill -9.
         """
-        fd = os.open(self.path / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.path / f"{name}.lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StartupError(f"{path}: {error.strerror}; use another --run-dir") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

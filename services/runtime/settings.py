@@ -98,7 +98,7 @@ class Settings(BaseModel):
 
 
 class HeartbeatSettings(Settings):
-    """What the two ends of the scheduler-executor connection have in common."""
+    """What the processes on either end of a connection to the scheduler have in common."""
 
     heartbeat_interval: float = Field(
         default=1.0,

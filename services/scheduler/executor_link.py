@@ -28,6 +28,8 @@ from triptych.services.transport.rings import LogitsRing, LogitsView, RingError,
 from triptych.v1 import stage_pb2
 
 _MAX_PENDING_CONNECTIONS = 8
+# A context of one token has no room for an output (engine_core.admission.Limits).
+_LEAST = {"vocabulary_size": 1, "max_model_len": 2, "block_size": 1, "num_blocks": 1}
 
 _log = logging.getLogger(__name__)
 
@@ -197,9 +199,9 @@ class ExecutorLink:
                 f"{LAYOUT_VERSION}, the executor {versions[0]} with {versions[1]}"
             )
         facts = hello.model
-        for field in ("vocabulary_size", "max_model_len", "block_size", "num_blocks"):
-            if getattr(facts, field) < 1:
-                return f"{field}: the executor's is 0"
+        for field, least in _LEAST.items():
+            if (value := getattr(facts, field)) < least:
+                return f"{field}: the executor's {value} is below {least}"
         if self._joined is not None:
             return "another executor is connected"
         return self._other_model(facts)

@@ -30,8 +30,6 @@ from triptych.services.transport.ring_layouts import step_layout
 from triptych.services.transport.rings import RingError, SlotPool
 from triptych.v1 import control_pb2, stage_pb2
 
-RETRY_AFTER_MS = 1000
-
 _log = logging.getLogger(__name__)
 _now = time.perf_counter
 
@@ -124,7 +122,7 @@ class StepLoop:
     def _submit(self, request: Request) -> None:
         try:
             if self._core is None:
-                raise Unavailable("no executor has joined", RETRY_AFTER_MS)
+                raise Unavailable("no executor has joined")
             self._core.submit(request)
         except RequestError as error:
             self._counters.requests_refused += 1
@@ -260,7 +258,7 @@ class StepLoop:
         if flight is None or core is None or failed.step_id != flight.plan.step_id:
             return
         _log.error("step failed: %s", failed.message, extra={"step": failed.step_id})
-        error = Unavailable(f"the step failed: {failed.message}", RETRY_AFTER_MS)
+        error = Unavailable(f"the step failed: {failed.message}")
         events = core.fail_step(error)
         self._land()
         self._outbox.append((failed.step_id, events))

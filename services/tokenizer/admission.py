@@ -6,8 +6,6 @@ from contextlib import contextmanager
 
 from triptych.engine_core.errors import QueueFull, Unavailable
 
-RETRY_AFTER_MS = 1000
-
 
 class Admission:
     """A request is admitted from before its prompt is read until its last response is sent."""
@@ -23,11 +21,10 @@ class Admission:
     def admit(self) -> Iterator[None]:
         """Hold one place. Raises QueueFull or, once draining, Unavailable; at once."""
         if self._draining:
-            raise Unavailable("this process is shutting down", RETRY_AFTER_MS)
+            raise Unavailable("this process is shutting down")
         if self.running >= self._max_requests:
             raise QueueFull(
-                f"{self.running} requests are open, the bound is max_streams {self._max_requests}",
-                RETRY_AFTER_MS,
+                f"{self.running} requests are open, the bound is max_streams {self._max_requests}"
             )
         self.running += 1
         self._idle.clear()

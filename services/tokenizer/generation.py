@@ -11,7 +11,6 @@ from triptych.engine_core.errors import Unavailable
 from triptych.services.tokenizer.detokenizer import IncrementalDetokenizer
 from triptych.services.tokenizer.prompts import Prompts
 from triptych.services.tokenizer.scheduler_client import (
-    RETRY_AFTER_MS,
     SchedulerClient,
     SchedulerFacts,
 )
@@ -85,14 +84,14 @@ class Generation:
     def facts(self) -> SchedulerFacts:
         """What the scheduler said of the model. Raises Unavailable before it ever did."""
         if self._client.facts is None:
-            raise Unavailable("the engine is starting", RETRY_AFTER_MS)
+            raise Unavailable("the engine is starting")
         return self._client.facts
 
     def model(self) -> ServedModel:
         """The bounds of requests. Raises Unavailable while none can run."""
         facts = self.facts()
         if not self._client.ready:
-            raise Unavailable("the engine is not ready", RETRY_AFTER_MS)
+            raise Unavailable("the engine is not ready")
         return ServedModel(
             names=self.names,
             vocabulary_size=facts.vocabulary_size,

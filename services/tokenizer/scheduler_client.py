@@ -12,17 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from triptych.engine_core.errors import QueueFull, RequestError, Unavailable
+from triptych.engine_core.errors import InvalidRequest, QueueFull, RequestError, Unavailable
 from triptych.services.tokenizer.stats import Counters
 from triptych.services.transport.channel import PROTOCOL_VERSION, DealerChannel, new_identity
-from triptych.services.transport.wire import error_from_failure
+from triptych.services.transport.wire import failures_from_outputs, tokens_from_outputs
 from triptych.v1 import stage_pb2
 
-RETRY_AFTER_MS = 1000
 _BATCH = 1024  # frames per turn of the event loop, so that a flood cannot starve the rpcs
 _SLOTS = 2**32
 
@@ -64,8 +62,8 @@ class Beats:
 class SchedulerClient:
     """One tokenizer process's connection. Not thread-safe: everything runs on the event loop.
 
-    `on_change` is called when `ready` or `facts` may have changed. `ended` resolves when the
-    process must end: with the scheduler's refusal, or with the exception of a bug in a sink.
+    `on_change` is called when `ready`, `serving` or `facts` may have changed. `ended` resolves when
+    the process must end: with the scheduler's refusal, or with the exception of a bug in a sink.
     """
 
     def __init__(
@@ -89,6 +87,7 @@ class SchedulerClient:
         self._facts: SchedulerFacts | None = None
         self._welcomed = False
         self._executor_ready = False
+        self._step_stuck = False
         self._linked = False
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None  # runs from start to stop
@@ -110,6 +109,11 @@ class SchedulerClient:
     def ready(self) -> bool:
         """Whether a request submitted now can run."""
         return self.connected and self._executor_ready
+
+    @property
+    def serving(self) -> bool:
+        """Whether steps are made: ready, and the step in flight is not stuck. Health says this."""
+        return self.ready and not self._step_stuck
 
     @property
     def streams(self) -> int:
@@ -145,7 +149,7 @@ class SchedulerClient:
         self._loop.remove_reader(self._channel.fd)
         self._loop.remove_reader(self._monitor_fd)
         self._flush_aborts()
-        self._fail_all(Unavailable("the tokenizer is stopping", RETRY_AFTER_MS))
+        self._fail_all(Unavailable("the tokenizer is stopping"))
         self._channel.socket.disable_monitor()
         self._monitor.close(linger=0)
         self._channel.close()
@@ -156,12 +160,12 @@ class SchedulerClient:
     def submit(self, submit: stage_pb2.Submit, sink: TokenSink) -> int:
         """Send a request; its slot is chosen here and returned. Raises NoRoom."""
         if not self.ready:
-            raise Unavailable("the engine is not ready", RETRY_AFTER_MS)
+            raise Unavailable("the engine is not ready")
         slot = self._next_slot
         self._next_slot = slot % (_SLOTS - 1) + 1
         submit.slot = slot
         if not self._send(stage_pb2.TokenizerMessage(submit=submit)):
-            raise QueueFull("the scheduler does not keep up", RETRY_AFTER_MS)
+            raise QueueFull("the scheduler does not keep up")
         self._sinks[slot] = sink
         return slot
 
@@ -224,6 +228,7 @@ class SchedulerClient:
         for reply in self._channel.receive(_BATCH):
             frames += 1
             self._heard = started
+            self._linked = True  # the monitor misses a handshake from before it was attached
             match reply.WhichOneof("message"):
                 case "outputs":
                     self._outputs(reply.outputs, touched)
@@ -246,11 +251,14 @@ class SchedulerClient:
         self._counters.drain_seconds_total += self._loop.time() - started
 
     def _outputs(self, outputs: stage_pb2.StepOutputs, touched: dict[TokenSink, None]) -> None:
-        slots = np.frombuffer(outputs.slots, "<u4").tolist()
-        token_ids = np.frombuffer(outputs.token_ids, "<u4").tolist()
+        try:
+            tokens = tokens_from_outputs(outputs)
+        except InvalidRequest as error:
+            self._lost(f"it sent torn outputs: {error}")
+            self._send(self._hello)
+            return
         aborts: list[int] = []
-        rows = zip(slots, token_ids, outputs.finish_reasons, strict=True)
-        for slot, token_id, finish in rows:
+        for slot, token_id, finish in tokens:
             sink = self._sinks.get(slot)
             if sink is None:
                 continue  # aborted while the token was on its way
@@ -260,10 +268,10 @@ class SchedulerClient:
                 del self._sinks[slot]
                 if not finish:
                     aborts.append(slot)
-        for failure in outputs.failures:
+        for failure in failures_from_outputs(outputs):
             sink = self._sinks.pop(failure.slot, None)
             if sink is not None:
-                sink.fail(error_from_failure(failure))
+                sink.fail(failure.error)
                 touched[sink] = None
         if aborts:
             self._queue_aborts(aborts)
@@ -274,8 +282,9 @@ class SchedulerClient:
             self._send(self._hello)
         elif beat.epoch == 0:
             self._send(self._hello)
-        if beat.executor_ready != self._executor_ready:
-            self._executor_ready = beat.executor_ready
+        stuck = beat.step_age_ms > self._beats.timeout * 1000
+        if (beat.executor_ready, stuck) != (self._executor_ready, self._step_stuck):
+            self._executor_ready, self._step_stuck = beat.executor_ready, stuck
             self._on_change()
 
     def _welcome(self, welcome: stage_pb2.TokenizerWelcome) -> None:
@@ -290,6 +299,7 @@ class SchedulerClient:
             max_sequence_len=min(welcome.max_sequence_len, model.max_model_len),
         )
         self._welcomed = self._executor_ready = True
+        self._step_stuck = False
         _log.info("welcomed by the scheduler", extra={"epoch": welcome.epoch})
         self._on_change()
 
@@ -305,11 +315,14 @@ class SchedulerClient:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._linked = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            if self._linked:
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._linked = True
                 self._heard = self._loop.time()
-            elif self._welcomed:
+                continue
+            if self._welcomed:
                 self._readable()  # what it said before it went still counts
+            self._linked = False
+            if self._welcomed:
                 self._lost("its socket closed")
                 self._send(self._hello)  # for the next one; it waits in the socket
 
@@ -317,7 +330,7 @@ class SchedulerClient:
         _log.warning("the scheduler is gone: %s", why, extra={"streams": len(self._sinks)})
         self._welcomed = self._executor_ready = False
         self._aborts.clear()
-        self._fail_all(Unavailable("the scheduler is gone", RETRY_AFTER_MS))
+        self._fail_all(Unavailable("the scheduler is gone"))
         self._on_change()
 
     def _fail_all(self, error: Unavailable) -> None:

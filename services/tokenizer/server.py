@@ -120,7 +120,7 @@ class TokenizerService:
         )
 
     def _readiness_changed(self) -> None:
-        serving = self.client.ready and not self._draining
+        serving = self.client.serving and not self._draining
         self._health.set_serving(serving)
         self._control.set_serving(serving)
 

@@ -15,7 +15,7 @@ from google.rpc import status_pb2
 
 from triptych.engine_core.errors import DuplicateId, InvalidRequest, QueueFull, RequestError
 from triptych.services.runtime.status import to_status, unexpected
-from triptych.services.tokenizer.admission import RETRY_AFTER_MS, Admission
+from triptych.services.tokenizer.admission import Admission
 from triptych.services.tokenizer.generation import Generation, Running
 from triptych.services.tokenizer.responses import response_of
 from triptych.services.tokenizer.stats import Counters
@@ -104,8 +104,7 @@ class Session:
         if len(self._entries) >= MAX_SESSION_REQUESTS:
             raise QueueFull(
                 f"{len(self._entries)} requests run in this session,"
-                f" at most {MAX_SESSION_REQUESTS} may",
-                RETRY_AFTER_MS,
+                f" at most {MAX_SESSION_REQUESTS} may"
             )
         stack.enter_context(self._admission.admit())
         match start.WhichOneof("request"):

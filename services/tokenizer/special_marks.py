@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import tokenizers
 from tokenizers import AddedToken
 
+from triptych.services.tokenizer.encoding import encoded
+
 _NONCE_DIGITS = 39  # 128 bits
 
 
@@ -94,10 +96,10 @@ class MarkedEncoder:
 
         Raises ValueError where the vocabulary has no other way to write a special token's text.
         """
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        ids = encoded(self._backend, text)
         if self._leaks(ids, may_appear):  # Unigram vocabularies hold special tokens as pieces
             guarded = self._marks.guarded(text)
-            ids = self._backend.encode(guarded, add_special_tokens=False).ids
+            ids = encoded(self._backend, guarded)
             if self._leaks(ids, may_appear):
                 raise ValueError("the text of a special token cannot be encoded as plain text")
         special, nothing = self._special, self._nothing

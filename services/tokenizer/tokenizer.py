@@ -18,6 +18,7 @@ from triptych.services.tokenizer.detokenizer import (
     PieceTable,
     build_piece_table,
 )
+from triptych.services.tokenizer.encoding import encoded
 from triptych.services.tokenizer.folder_tokenizer import read_folder_tokenizer
 from triptych.services.tokenizer.gguf_tokenizer import read_gguf_tokenizer
 from triptych.services.tokenizer.special_marks import MarkedEncoder, SpecialMarks
@@ -82,7 +83,7 @@ class Tokenizer:
         brings it along. Raises InvalidRequest naming `text` for text that has no encoding.
         """
         if parse_special:
-            ids = self._backend.encode(text, add_special_tokens=False).ids
+            ids = encoded(self._backend, text)
         else:
             ids = self._encode_marked(text, "text")
         if not add_special_tokens:

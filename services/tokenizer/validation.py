@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from triptych.engine_core.errors import InvalidRequest, TooLong, UnknownModel
 from triptych.engine_core.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
+from triptych.services.transport.wire import submit_of
 from triptych.v1 import common_pb2, inference_pb2, stage_pb2
 
 MAX_REQUEST_ID_BYTES = 128
@@ -62,21 +63,8 @@ class ValidRequest:
 
     def submit(self) -> stage_pb2.Submit:
         """The message to the scheduler, its slot not yet chosen."""
-        params = self.params
-        return stage_pb2.Submit(
-            request_id=self.label,
-            prompt_token_ids=self.prompt.astype("<u4", copy=False).tobytes(),
-            params=stage_pb2.SequenceParams(
-                max_tokens=params.max_tokens,
-                min_tokens=params.min_tokens,
-                temperature=params.temperature,
-                top_k=params.top_k,
-                top_p=params.top_p,
-                min_p=params.min_p,
-                seed=params.seed,
-                stop_token_ids=params.stop_token_ids,
-            ),
-        )
+        prompt = self.prompt.astype("<u4", copy=False).tobytes()
+        return submit_of(prompt, self.params, self.label)
 
 
 def check_model(name: str, names: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.engine_core.errors import (
+    RETRY_AFTER_MS,
     InvalidRequest,
     NotFinite,
     QueueFull,
@@ -23,8 +24,7 @@ from triptych.engine_core.step import Failed, FinishReason, Token
 from triptych.v1 import stage_pb2
 
 MAX_LABEL_BYTES = 128
-_RETRY_AFTER_MS = 1000
-_FINISH_REASONS = frozenset(int(reason) for reason in FinishReason)
+_FINISH_BYTES = frozenset((0, *FinishReason))
 
 
 def pack_u32(values: Sequence[int]) -> bytes:
@@ -45,13 +45,14 @@ def unpack_u32(column: bytes, field: str) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------------------ Submit
 
 
-def submit_from_request(request: Request, slot: int, label: str = "") -> stage_pb2.Submit:
-    """The message for a request that its connection calls `slot`; `label` is for logs."""
-    params = request.params
+def submit_of(prompt: bytes, params: SamplingParams, label: str = "") -> stage_pb2.Submit:
+    """The message for a new request; its slot is chosen by whoever sends it.
+
+    `prompt` is a column of u32, little-endian; `label` is for logs.
+    """
     return stage_pb2.Submit(
-        slot=slot,
         request_id=label,
-        prompt_token_ids=pack_u32(request.prompt_token_ids),
+        prompt_token_ids=prompt,
         params=stage_pb2.SequenceParams(
             max_tokens=params.max_tokens,
             min_tokens=params.min_tokens,
@@ -62,8 +63,6 @@ def submit_from_request(request: Request, slot: int, label: str = "") -> stage_p
             seed=params.seed,
             stop_token_ids=params.stop_token_ids,
         ),
-        priority=request.priority,
-        output_token_ids=pack_u32(request.output_token_ids),
     )
 
 
@@ -94,13 +93,12 @@ def request_from_submit(submit: stage_pb2.Submit, request_id: RequestId) -> Requ
 # ------------------------------------------------------------------------------------- StepOutputs
 
 
-@dataclass(frozen=True, slots=True)
-class SlotToken:
-    """One output token of the request that the connection calls `slot`."""
+SlotToken = tuple[int, int, int]
+"""(slot, token id, finish): one output token of the request that the connection calls `slot`.
 
-    slot: int
-    token_id: int
-    finish: FinishReason | None
+`finish` is a FinishReason, or 0 while the sequence goes on. A plain tuple, since there is one for
+every token: making a class of it costs four times as much.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +136,10 @@ def tokens_from_outputs(outputs: stage_pb2.StepOutputs) -> list[SlotToken]:
         raise InvalidRequest(
             "outputs", f"columns of {len(slots)}, {len(token_ids)} and {len(reasons)} rows"
         )
-    unknown = set(reasons) - _FINISH_REASONS - {0}
+    unknown = set(reasons) - _FINISH_BYTES
     if unknown:
         raise InvalidRequest("finish_reasons", f"{min(unknown)} is no finish reason")
-    return [
-        SlotToken(slot, token_id, FinishReason(reason) if reason else None)
-        for slot, token_id, reason in zip(slots, token_ids, reasons, strict=True)
-    ]
+    return list(zip(slots, token_ids, reasons, strict=True))
 
 
 def failures_from_outputs(outputs: stage_pb2.StepOutputs) -> list[SlotFailure]:
@@ -173,7 +168,7 @@ def failure_from_error(slot: int, error: Exception) -> stage_pb2.Failure:
             failure.retry_after_ms = error.retry_after_ms
         case _:
             failure.reason = stage_pb2.FAILURE_REASON_UNAVAILABLE
-            failure.retry_after_ms = _RETRY_AFTER_MS
+            failure.retry_after_ms = RETRY_AFTER_MS
     return failure
 
 

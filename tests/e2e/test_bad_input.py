@@ -11,7 +11,7 @@ import pytest
 from engine import Engine, generate_request, running_engine
 from grpc_errors import as_error, refused, retry_delay, violations
 from small_engines import SMALL, tiny_model
-from triptych.v1 import common_pb2, inference_pb2
+from triptych.v1 import inference_pb2
 
 pytestmark = pytest.mark.e2e
 
@@ -159,4 +159,10 @@ def test_chat_refuses_an_empty_role_and_too_many_messages(engine: Engine) -> Non
         lambda: list(engine.stub.Chat(inference_pb2.ChatRequest(messages=[message] * 5000)))
     )
     assert error.code() == INVALID
-    assert common_pb2.FINISH_REASON_UNSPECIFIED == 0
+    assert "messages" in violations(error)
+    nobody = inference_pb2.ChatMessage(content="a")
+    error = refused(
+        lambda: list(engine.stub.Chat(inference_pb2.ChatRequest(messages=[message, nobody])))
+    )
+    assert error.code() == INVALID
+    assert "messages[1].role" in violations(error)

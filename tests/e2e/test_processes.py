@@ -7,9 +7,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import psutil
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from engine import CONTROL_NAMES, Engine, alive, running_engine
 from small_engines import SMALL, tiny_model
@@ -47,6 +50,37 @@ def test_only_the_tokenizer_listens_on_tcp(engine: Engine) -> None:
         for name in CONTROL_NAMES
     }
     assert listening == {"tokenizer-0": [port], "scheduler": [], "executor-0": []}
+
+
+@pytest.mark.parametrize("name", [*CONTROL_NAMES, "public"])
+def test_every_server_has_health_and_both_reflections(engine: Engine, name: str) -> None:
+    target, service = f"unix:{engine.run_dir / name}.control.sock", "triptych.v1.ControlService"
+    if name == "public":
+        target, service = engine.address, "triptych.v1.InferenceService"
+    with grpc.insecure_channel(target) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for asked in ("", service):
+            request = health_pb2.HealthCheckRequest(service=asked)
+            watch = health.Watch(request, timeout=5)
+            # A process may say so a moment after the public port that the fixture waited for.
+            while next(watch).status != health_pb2.HealthCheckResponse.SERVING:
+                pass
+            watch.cancel()
+            assert health.Check(request, timeout=5).status == health_pb2.HealthCheckResponse.SERVING
+        for package in ("grpc.reflection.v1", "grpc.reflection.v1alpha"):
+            assert {service, "grpc.health.v1.Health"} <= reflected(channel, package)
+
+
+def reflected(channel: grpc.Channel, package: str) -> set[str]:
+    """The services that a server lists by that version of reflection."""
+    method = channel.stream_stream(
+        f"/{package}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    replies = method(iter([asked]), timeout=5)
+    return {each.name for reply in replies for each in reply.list_services_response.service}
 
 
 def test_rings_are_memfds_mapped_by_scheduler_and_executor_only(engine: Engine) -> None:

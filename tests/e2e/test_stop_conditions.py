@@ -6,11 +6,11 @@ from typing import Any
 import grpc
 import pytest
 
-from engine import Answer, Engine, running_engine
+from engine import Answer, Engine, generate_request, running_engine
 from grpc_errors import refused
 from scripted_models import T1_EOS, T1_FIRST_PIECE, T1_VOCABULARY
 from segments import Segments
-from triptych.v1 import common_pb2
+from triptych.v1 import common_pb2, inference_pb2
 
 pytestmark = pytest.mark.e2e
 
@@ -54,6 +54,16 @@ def test_a_stop_string_over_several_pieces(engine: Engine) -> None:
     answer = run(engine, "match", stop=["DEFGHIJ"])
     assert (answer.text, answer.finish_reason, answer.stop_string) == ("", STOP, "DEFGHIJ")
     assert answer.completion_tokens == 4
+
+
+def test_a_stop_string_where_only_token_ids_are_wanted(engine: Engine) -> None:
+    request = generate_request(SEGMENTS.prompt("match"), temperature=0.0, stop=["HIJ"])
+    request.output_format = inference_pb2.OUTPUT_FORMAT_TOKEN_IDS
+    answer = Answer()
+    for response in engine.stub.Generate(request, timeout=30):
+        answer.add(response)
+    assert (answer.text, answer.token_ids) == ("", [DEF, G, HI, J])
+    assert (answer.finish_reason, answer.stop_string) == (STOP, "HIJ")
 
 
 def test_include_stop_str_in_output(engine: Engine) -> None:

@@ -5,12 +5,24 @@ Reference: bytes.decode("utf-8", errors="replace") of everything that was sample
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from engine import Engine, running_engine
-from scripted_models import T1_BOS, T1_EOS, T1_FIRST_PIECE, T1_IM_END
+from scripted_models import (
+    T1_BOS,
+    T1_EOS,
+    T1_FIRST_PIECE,
+    T1_IM_END,
+    T2_BOS,
+    T2_EOS,
+    T2_FIRST_BYTE,
+    write_s2_positions,
+    write_t2_tokenizer,
+)
 from segments import Segments
 from small_engines import SMALL
 from triptych.v1 import common_pb2, inference_pb2
@@ -99,6 +111,32 @@ def test_special_tokens_in_the_answer(engine: Engine, skip: bool | None, text: s
     events = [e for r in engine.stub.Session(iter([request]), timeout=30) for e in r.events]
     assert "".join(e.output.text for e in events) == text
     assert {e.id for e in events} == {7}
+
+
+def test_words_of_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
+    """Blanks before words are those of the reference's decoding of prompt and output."""
+    pieces = write_t2_tokenizer(tmp_path / "model")
+    hello, world = pieces["▁hello"], pieces["▁world"]
+    segments = Segments(
+        {
+            "a word": [world],
+            "no word start": [pieces["ok"], world],
+            "bytes": [T2_FIRST_BYTE + byte for byte in "中".encode()],
+            "special": [hello, T2_BOS, world],
+        },
+        eos=T2_EOS,
+    )
+    write_s2_positions(tmp_path / "model", segments.script, eos_token_id=T2_EOS)
+    reference = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    with running_engine(tmp_path / "model", tmp_path / "run", *SMALL) as engine:
+        for name, script in segments.scripts.items():
+            for skip in (True, False):
+                prompt = segments.prompt(name)
+                answer = engine.generate(prompt, temperature=0.0, skip_special_tokens=skip)
+                assert answer.token_ids == [*script, T2_EOS]
+                before = reference.decode(prompt, skip_special_tokens=skip)
+                whole = reference.decode([*prompt, *script], skip_special_tokens=skip)
+                assert before + answer.text == whole, (name, skip)
 
 
 def test_token_ids_only_and_text_only(engine: Engine) -> None:

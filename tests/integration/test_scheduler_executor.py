@@ -455,13 +455,15 @@ def refusal(tokenizer: FakeTokenizer) -> str:
     return str(tokenizer.refused)
 
 
-def hello(engine: Engine, **changes: int) -> str:
+def hello(engine: Engine, *, model: stage_pb2.ModelFacts | None = None, **changes: int) -> str:
     """Say an executor's hello with changes; why it is refused."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     channel: DealerChannel[stage_pb2.ExecutorReply, stage_pb2.ExecutorMessage] = DealerChannel(
         context, engine.run_dir.executor_endpoint, stage_pb2.ExecutorReply, new_identity("e")
     )
-    said = stage_pb2.ExecutorHello(protocol_version=PROTOCOL_VERSION, layout_version=LAYOUT_VERSION)
+    said = stage_pb2.ExecutorHello(
+        protocol_version=PROTOCOL_VERSION, layout_version=LAYOUT_VERSION, model=model
+    )
     for name, value in changes.items():
         setattr(said, name, value)
     channel.send(stage_pb2.ExecutorMessage(hello=said))
@@ -476,7 +478,9 @@ def test_an_executor_hello_is_checked(make_engine: MakeEngine) -> None:
     engine = make_engine()
     assert "the executor 1 with 9" in hello(engine, layout_version=9)
     assert "the executor 9 with 1" in hello(engine, protocol_version=9)
-    assert hello(engine) == "vocabulary_size: the executor's is 0"
+    assert hello(engine) == "vocabulary_size: the executor's 0 is below 1"
+    one = stage_pb2.ModelFacts(vocabulary_size=9, max_model_len=1, block_size=1, num_blocks=1)
+    assert hello(engine, model=one) == "max_model_len: the executor's 1 is below 2"
 
 
 def test_nonsense_on_every_socket_does_no_harm(make_engine: MakeEngine) -> None:

@@ -282,6 +282,49 @@ def test_chat_renders_the_template(model: LoadedModel, tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({}, "abc"),
+        ({"skip_special_tokens": True}, "abc"),
+        ({"skip_special_tokens": False}, "ab<|im_end|>c"),
+    ],
+)
+def test_special_tokens_in_a_chat_answer(
+    model: LoadedModel, tmp_path: Path, flags: dict[str, Any], text: str
+) -> None:
+    async def scenario() -> None:
+        async with bench(model, tmp_path / "run", [*b"ab", T1_IM_END, *b"c", T1_EOS]) as b:
+            request = inference_pb2.ChatRequest(
+                messages=[inference_pb2.ChatMessage(role="user", content="hi")],
+                sampling_params=common_pb2.SamplingParams(**flags),
+            )
+            joined = Joined()
+            async for response in b.stub.Chat(request):
+                joined.add(response)
+            assert joined.text == text
+
+    run(scenario)
+
+
+def test_an_empty_text_is_a_prompt_where_the_tokenizer_adds_a_token(tmp_path: Path) -> None:
+    write_t1_tokenizer(tmp_path / "model", add_bos=True)
+    write_m2_random_llama(tmp_path / "model")
+    tokenizer = load_tokenizer(resolve_model(str(tmp_path / "model")))
+
+    async def scenario() -> None:
+        async with bench(LoadedModel(tokenizer, "print", ("m",)), tmp_path / "run", b"abc") as b:
+            joined = await b.generate("", max_tokens=3)
+            assert (joined.text, joined.last.usage.prompt_tokens) == ("abc", 1)
+            bare = request_of("")
+            bare.add_special_tokens = False
+            for request in (bare, request_of([])):
+                error = await refused(b.stub.Generate(request).read())
+                assert error.code() is INVALID
+
+    run(scenario)
+
+
 def test_tokenize_detokenize_and_list_models(model: LoadedModel, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with bench(model, tmp_path / "run") as b:
@@ -365,6 +408,28 @@ def test_a_large_message_is_refused_by_its_size(model: LoadedModel, tmp_path: Pa
             error = await refused(b.stub.Generate(request_of("x" * 200_000)).read())
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert (await b.generate(max_tokens=3)).text == "abc"
+
+    run(scenario)
+
+
+def test_frequent_pings_do_not_kill_a_quiet_stream(model: LoadedModel, tmp_path: Path) -> None:
+    """With gRPC's defaults this stream ends after five seconds: GOAWAY, "too many pings"."""
+    pings = (
+        ("grpc.keepalive_time_ms", 1000),
+        ("grpc.keepalive_timeout_ms", 5000),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+    async def scenario() -> None:
+        async with (
+            bench(model, tmp_path / "run", b"abc", paused=True) as b,
+            grpc.aio.insecure_channel(b.service.address, options=pings) as channel,
+        ):
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            call = stub.Generate(request_of(max_tokens=3))
+            await asyncio.sleep(6.5)
+            b.scheduler.paused = False
+            assert (await exhausted(call)).finish_reason == LENGTH
 
     run(scenario)
 
@@ -636,6 +701,36 @@ def test_health_follows_the_executor(model: LoadedModel, tmp_path: Path) -> None
             b.scheduler.executor_ready = True
             await until(lambda: b.service.client.ready)
             assert (await b.generate(max_tokens=3)).text == "abc"
+
+    run(scenario)
+
+
+def test_health_tells_of_a_stuck_step(model: LoadedModel, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(model, tmp_path / "run") as b:
+            watch = health_pb2_grpc.HealthStub(b.channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == 1
+            b.scheduler.step_age_ms = 2001
+            assert (await watch.read()).status == 2
+            assert (await b.generate(max_tokens=3)).text == "abc"  # it waits, nothing is refused
+            b.scheduler.step_age_ms = 0
+            assert (await watch.read()).status == 1
+
+    run(scenario)
+
+
+def test_torn_outputs_end_the_connection_and_not_the_process(
+    model: LoadedModel, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bench(model, tmp_path / "run", FOREVER, torn=True) as b:
+            error = await refused(exhausted(b.stub.Generate(request_of())))
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            b.scheduler.jobs.clear()
+            b.scheduler.torn = False
+            await until(lambda: b.service.client.ready)
+            assert (await b.generate(max_tokens=3)).text == "aaa"
+            assert not b.service.client.ended.done()
 
     run(scenario)
 

@@ -45,8 +45,11 @@ def requests(draw: st.DrawFn) -> Request:
 
 @given(requests(), u32, st.text(max_size=20))
 def test_requests(request: Request, slot: int, label: str) -> None:
-    sent = wire.submit_from_request(request, slot, label).SerializeToString()
-    received = stage_pb2.Submit.FromString(sent)
+    submit = wire.submit_of(wire.pack_u32(request.prompt_token_ids), request.params, label)
+    submit.slot = slot
+    submit.priority = request.priority
+    submit.output_token_ids = wire.pack_u32(request.output_token_ids)
+    received = stage_pb2.Submit.FromString(submit.SerializeToString())
     assert (received.slot, received.request_id) == (slot, label)
     assert wire.request_from_submit(received, request.request_id) == request
 
@@ -70,8 +73,10 @@ def test_outputs(step_id: int, pairs: list[tuple[int, Token | Failed]]) -> None:
     sent = wire.outputs_from_events(step_id, pairs).SerializeToString()
     outputs = stage_pb2.StepOutputs.FromString(sent)
     assert outputs.step_id == step_id
-    assert [(row.slot, row.token_id, row.finish) for row in wire.tokens_from_outputs(outputs)] == [
-        (slot, event.token_id, event.finish) for slot, event in pairs if isinstance(event, Token)
+    assert wire.tokens_from_outputs(outputs) == [
+        (slot, event.token_id, event.finish or 0)
+        for slot, event in pairs
+        if isinstance(event, Token)
     ]
     failures = [(slot, event.error) for slot, event in pairs if isinstance(event, Failed)]
     back = [(row.slot, row.error) for row in wire.failures_from_outputs(outputs)]

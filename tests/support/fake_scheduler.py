@@ -30,7 +30,8 @@ class FakeScheduler:
     """Sends each request the tokens of `script`, `burst` a step, one step every `interval` seconds.
 
     A script that ends before max_tokens leaves its request waiting for ever. Stop token ids end a
-    request with STOP, max_tokens with LENGTH. Set `paused` to hold all tokens back.
+    request with STOP, max_tokens with LENGTH. Set `paused` to hold all tokens back, `torn` to send
+    outputs whose columns do not match.
     """
 
     endpoint: str
@@ -43,7 +44,9 @@ class FakeScheduler:
     executor_ready: bool = True
     refusal: str = ""
     failure: stage_pb2.Failure | None = None
+    torn: bool = False
     paused: bool = False
+    step_age_ms: int = 0
     silent: bool = False
     epoch: int = field(default_factory=lambda: int.from_bytes(os.urandom(4)) + 1)
     hellos: list[stage_pb2.TokenizerHello] = field(default_factory=list)
@@ -92,7 +95,9 @@ class FakeScheduler:
                 self._step(socket)
 
     def _beat(self) -> stage_pb2.SchedulerBeat:
-        return stage_pb2.SchedulerBeat(epoch=self.epoch, executor_ready=self.executor_ready)
+        return stage_pb2.SchedulerBeat(
+            epoch=self.epoch, executor_ready=self.executor_ready, step_age_ms=self.step_age_ms
+        )
 
     def _message(
         self, socket: zmq.Socket[bytes], peer: bytes, message: stage_pb2.TokenizerMessage
@@ -159,7 +164,7 @@ class FakeScheduler:
             outputs = stage_pb2.StepOutputs(
                 slots=np.array(slots, "<u4").tobytes(),
                 token_ids=np.array(tokens, "<u4").tobytes(),
-                finish_reasons=bytes(finishes),
+                finish_reasons=b"" if self.torn else bytes(finishes),
             )
             self._send(socket, peer, stage_pb2.TokenizerReply(outputs=outputs))
 

@@ -7,8 +7,6 @@ import zmq
 
 from fake_executor import FINGERPRINT, VOCABULARY
 from triptych.engine_core.errors import RequestError
-from triptych.engine_core.ids import RequestId
-from triptych.engine_core.request import Request
 from triptych.engine_core.sampling_params import SamplingParams
 from triptych.engine_core.step import FinishReason
 from triptych.services.runtime.run_dir import RunDir
@@ -73,8 +71,10 @@ class FakeTokenizer:
         slot = self._next_slot
         self._next_slot += 1
         sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})  # type: ignore[arg-type]  # test values
-        request = Request(RequestId(0), tuple(prompt), sampling, output_token_ids=tuple(sent))
-        self.send_submit(wire.submit_from_request(request, slot))
+        submit = wire.submit_of(wire.pack_u32(prompt), sampling)
+        submit.slot = slot
+        submit.output_token_ids = wire.pack_u32(sent)
+        self.send_submit(submit)
         return slot
 
     def send_submit(self, submit: stage_pb2.Submit) -> None:
@@ -123,11 +123,11 @@ class FakeTokenizer:
                     self._take_outputs(reply.outputs)
 
     def _take_outputs(self, outputs: stage_pb2.StepOutputs) -> None:
-        for row in wire.tokens_from_outputs(outputs):
-            assert not self.ended(row.slot), "a request ends once"
-            self.tokens[row.slot].append(row.token_id)
-            if row.finish is not None:
-                self.finished[row.slot] = row.finish
+        for slot, token_id, finish in wire.tokens_from_outputs(outputs):
+            assert not self.ended(slot), "a request ends once"
+            self.tokens[slot].append(token_id)
+            if finish:
+                self.finished[slot] = FinishReason(finish)
         for failure in wire.failures_from_outputs(outputs):
             assert not self.ended(failure.slot), "a request ends once"
             self.failed[failure.slot] = failure.error

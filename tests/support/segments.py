@@ -15,13 +15,15 @@ FILLER = ord(".")
 class Segments:
     """Names to scripts, laid out one behind another in one S2 model."""
 
-    def __init__(self, scripts: Mapping[str, Sequence[int]], first: int = 8) -> None:
+    def __init__(
+        self, scripts: Mapping[str, Sequence[int]], first: int = 8, eos: int = T1_EOS
+    ) -> None:
         self.scripts = dict(scripts)
         self._starts: dict[str, int] = {}
-        self.script: list[int] = [T1_EOS] * first
+        self.script: list[int] = [eos] * first
         for name, script in self.scripts.items():
             self._starts[name] = len(self.script)
-            self.script += [*script, T1_EOS]
+            self.script += [*script, eos]
 
     def prompt(self, name: str, skip: int = 0) -> list[int]:
         """A prompt after which the model follows the named script, from its token `skip` on."""

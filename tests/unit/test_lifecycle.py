@@ -144,17 +144,11 @@ async def main():
     await asyncio.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
 asyncio.run(main())
 """
-_THREAD = """
-from triptych.services.runtime.lifecycle import stop_event
-stop = stop_event(); print()
-while not stop.wait(0.05): pass
-"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("code", [_LOOP, _THREAD])
-def test_a_stop_signal_ends_cleanly(code: str, number: int) -> None:
-    assert run_and_signal(code, number) == 0
+def test_a_stop_signal_ends_cleanly(number: int) -> None:
+    assert run_and_signal(_LOOP, number) == 0
 
 
 def test_a_second_stop_signal_ends_at_once() -> None:

@@ -167,3 +167,9 @@ def test_fingerprint_of_a_large_file_reads_its_ends(tmp_path: Path) -> None:
                 file.write(b"x")
         prints.add(fingerprint(ModelFiles("gguf", path, name)))
     assert len(prints) == 3
+
+
+def test_fingerprint_of_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    gone = ModelFiles("gguf", tmp_path / "gone.gguf", "gone")
+    with pytest.raises(StartupError, match=r"gone\.gguf: No such file"):
+        fingerprint(gone)

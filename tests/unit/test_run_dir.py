@@ -37,6 +37,13 @@ def test_open_refuses_what_is_too_long_for_a_socket(tmp_path: Path) -> None:
         RunDir.open(tmp_path / ("x" * 100))
 
 
+def test_a_lock_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    run_dir = RunDir.open(tmp_path / "run")
+    (run_dir.path / "scheduler.lock").mkdir()
+    with pytest.raises(StartupError, match=r"scheduler\.lock: .*; use another --run-dir"):
+        run_dir.lock("scheduler")
+
+
 def test_a_second_holder_is_refused_and_told_who_holds(tmp_path: Path) -> None:
     run_dir = RunDir.open(tmp_path / "run")
     fd = run_dir.lock("scheduler")

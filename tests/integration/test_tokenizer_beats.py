@@ -1,0 +1,48 @@
+"""The tokenizer's beats: without them the scheduler takes it for dead and drops its requests."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fake_scheduler
+from fake_scheduler import FakeScheduler
+from triptych.services.tokenizer import scheduler_client
+from triptych.services.tokenizer.scheduler_client import Beats, SchedulerClient
+from triptych.services.tokenizer.stats import Counters
+from triptych.services.transport.channel import DealerChannel
+from triptych.v1 import stage_pb2
+
+
+class QuickHandshake(DealerChannel[stage_pb2.TokenizerReply, stage_pb2.TokenizerMessage]):
+    """Its handshake is over when the constructor returns, as on a busy machine."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        time.sleep(0.2)
+
+
+def test_it_beats_although_the_handshake_was_over_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_client, "DealerChannel", QuickHandshake)
+
+    async def scenario(scheduler: FakeScheduler) -> None:
+        hello = stage_pb2.TokenizerHello(fingerprint="print", vocabulary_size=320)
+        beats = Beats(interval=0.05, timeout=5.0)
+        client = SchedulerClient(scheduler.endpoint, hello, Counters(), lambda: None, beats)
+        client.start()
+        try:
+            async with asyncio.timeout(3.0):
+                while scheduler.beats < 3:
+                    await asyncio.sleep(0.01)
+        finally:
+            client.stop()
+
+    endpoint = f"ipc://{tmp_path / 'scheduler.zmq'}"
+    with fake_scheduler.running(FakeScheduler(endpoint, lambda submit: [])) as scheduler:
+        while not (tmp_path / "scheduler.zmq").exists():
+            time.sleep(0.01)
+        asyncio.run(scenario(scheduler))
