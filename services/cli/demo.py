@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import tempfile
 from collections.abc import Sequence
 
 import grpc
@@ -31,8 +32,14 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--prompt", default=_PROMPT)
     parser.add_argument("--max-tokens", type=int, default=_MAX_TOKENS)
     given, rest = parser.parse_known_args(argv)
-    rest = [f"--kv-cache-memory={_KV_CACHE_MEMORY}", *rest]  # the first of two flags yields
-    settings = load_engine_settings(rest, prog="triptych demo [--prompt TEXT] [--max-tokens N]")
+    with tempfile.TemporaryDirectory(prefix="triptych-demo-") as folder:
+        # Beside an engine that runs already. Of two equal flags the first yields.
+        own = (f"--run-dir={folder}/run", "--port=0", f"--kv-cache-memory={_KV_CACHE_MEMORY}")
+        return _demo([*own, *rest], given.prompt, given.max_tokens)
+
+
+def _demo(argv: Sequence[str], prompt: str, max_tokens: int) -> int:
+    settings = load_engine_settings(argv, prog="triptych demo [--prompt TEXT] [--max-tokens N]")
     bind_to_parent(settings.serve.parent_pid)
     configure_logging(settings.serve.log_level, "supervisor")
     run_dir = RunDir.open(settings.serve.run_dir)
@@ -43,15 +50,16 @@ def run(argv: Sequence[str]) -> int:
         nonlocal failed
         print_panel(console, stats, run_dir.path)
         address = stats[TOKENIZER].tokenizer.address
-        console.print(f"\n> {given.prompt}", style="bold", markup=False, highlight=False)
+        console.print(f"\n> {prompt}", style="bold", markup=False, highlight=False)
         try:
-            await asyncio.to_thread(ask, address, given.prompt, given.max_tokens)
+            await asyncio.to_thread(ask, address, prompt, max_tokens)
         except grpc.RpcError as error:
             print_error("demo", describe(error))
             failed = True
         else:
             console.print()
             print_processes(console, await read_all_stats(run_dir), run_dir.path)
+            console.print("This engine stops now. `make serve` keeps one up, on 127.0.0.1:50051.")
         stop.set()
 
     code = serve(settings, show)
