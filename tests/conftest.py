@@ -1,9 +1,14 @@
 """Fixtures and settings that every suite shares."""
 
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell starts what runs in its background with SIGINT ignored, and the processes under test would
+# inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SMOLLM = Path(__file__).parents[1] / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -2,6 +2,8 @@
 
 import difflib
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -41,7 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if module.endswith(".__main__"):
         # A process has a `main` of its own, which reports its own errors.
         return cast(int, importlib.import_module(module).main(rest))
-    return run_main(command, lambda: _body(module)(rest))
+    return run_main(command, lambda: _while_read(_body(module), rest))
+
+
+def _while_read(body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Run a command until the reader of its output goes, as `head` does: then end as cat would."""
+    try:
+        return body(argv)
+    except BrokenPipeError:
+        # What is still buffered has nowhere to go; without this the interpreter says so at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
 
 
 def _body(module: str) -> Callable[[Sequence[str]], int]:

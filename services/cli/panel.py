@@ -1,5 +1,7 @@
 """What `triptych serve` shows once all is ready: what it found, and how to call it."""
 
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -68,13 +70,21 @@ def how_to_call(address: str) -> list[str]:
     """Lines that a reader can paste into another terminal."""
     return [
         "Call it:",
-        f'  triptych chat --address {address} "Why is the sky blue?"',
-        f"  buf curl --protocol grpc --http2-prior-knowledge "
+        f'  {as_typed("triptych")} chat --address {address} "Why is the sky blue?"',
+        f"  {as_typed('buf')} curl --protocol grpc --http2-prior-knowledge "
         f'-d \'{{"messages":[{{"role":"user","content":"Hi"}}]}}\' '
         f"http://{address}/triptych.v1.InferenceService/Chat",
         f'  grpcurl -plaintext -d \'{{"text":"Once upon a time"}}\' {address} '
         "triptych.v1.InferenceService/Generate",
     ]
+
+
+def as_typed(command: str) -> str:
+    """The name of a command where a shell finds it, else its path beside our interpreter."""
+    beside = Path(sys.executable).parent / command
+    if shutil.which(command) or not beside.is_file():
+        return command
+    return str(beside.relative_to(Path.cwd()) if Path.cwd() in beside.parents[1:] else beside)
 
 
 def print_processes(console: Console, stats: Stats, run_dir: Path) -> None:

@@ -118,7 +118,15 @@ def _folder(path: Path, name: str) -> ModelFiles:
 def _download(model: str) -> Path:
     """Fetch what is needed of a hub repository, or find it in the hub's local cache."""
     from huggingface_hub import list_repo_files, snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    # What the hub's HTTP client raises without a network is no OSError; which client it is, differs
+    # between versions of the hub's package.
+    http_error: type[Exception] = HfHubHTTPError.__bases__[0]
 
     patterns = [*_HUB_PATTERNS]
     cached_only = False
@@ -127,13 +135,13 @@ def _download(model: str) -> Path:
             names = list_repo_files(model)
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             raise StartupError(f"model {model}: not found here nor on the hub") from error
-        except OSError:  # no network, offline mode, hub down: what is cached may do
+        except (OSError, http_error):  # no network, offline mode, hub down: what is cached may do
             cached_only = True
             patterns.append("*.gguf")
         else:
             patterns += _gguf_patterns(model, names)
         return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=cached_only))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http_error) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise StartupError(
             f"model {model}: no such file or folder, and the hub gave no answer: {reason:.300}"

@@ -67,6 +67,17 @@ def default_run_dir() -> str:
     return f"/tmp/triptych-{os.getuid()}"
 
 
+def default_weight_cache() -> str:
+    """`$XDG_CACHE_HOME/triptych`, else `~/.cache/triptych`; "off" for a user without a home."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")  # noqa: TID251 - this is the place
+    if Path(cache).is_absolute():
+        return str(Path(cache) / "triptych")
+    try:
+        return str(Path.home() / ".cache" / "triptych")
+    except RuntimeError:
+        return "off"
+
+
 class Settings(BaseModel):
     """What every process has. Immutable; each process adds its own keys."""
 
@@ -135,6 +146,7 @@ ENGINE_KEYS = frozenset(
         *("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "engine_impl", "num_slots"),
         *("dtype", "max_model_len", "block_size", "kv_cache_memory", "memory_utilization"),
         *("executor_plan", "enforce_eager", "device", "cpu_threads", "rank"),
+        *("kv_cache_dtype", "weight_cache", "cpu_affinity", "cpu_isa", "activation_dtype"),
         *("shutdown_grace", "startup_timeout"),
     }
 )
@@ -231,6 +243,7 @@ __all__ = [
     "Settings",
     "Values",
     "default_run_dir",
+    "default_weight_cache",
     "flag",
     "load_settings",
     "load_values",

@@ -190,6 +190,7 @@ class StepLoop:
             except RequestError as error:
                 self._counters.requests_finished += 1
                 self._outbox.append((0, [Failed(request.request_id, error)]))
+        self._drop(self._tokenizers.pool_changed(facts, longest_sequence(facts)))
 
     def _new_core(self, facts: stage_pb2.ModelFacts, vocabulary_size: int) -> Scheduler:
         layout = step_layout(facts, self._rings)

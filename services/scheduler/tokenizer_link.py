@@ -195,11 +195,12 @@ class TokenizerLink:
                 continue
             peer.welcomed = True
             self._vocabulary_size = peer.hello.vocabulary_size
-            welcome = stage_pb2.TokenizerWelcome(
-                epoch=self._epoch, model=facts, max_sequence_len=max_sequence_len
-            )
-            if not self._send(name, welcome=welcome):
-                yield from self._forget(name)
+            yield from self._tell_facts(name, facts, max_sequence_len)
+
+    def pool_changed(self, facts: stage_pb2.ModelFacts, max_sequence_len: int) -> Iterator[Dropped]:
+        """Tell those that were welcomed: how long a request may get depends on the pool."""
+        for name in [name for name, peer in self._peers.items() if peer.welcomed]:
+            yield from self._tell_facts(name, facts, max_sequence_len)
 
     def emit(self, step_id: int, events: Iterable[Event]) -> Iterator[Dropped]:
         """Send a step's events, one message per process; those that ended are tracked no more."""
@@ -248,6 +249,15 @@ class TokenizerLink:
             name,
             stage_pb2.TokenizerReply(welcome=welcome, refused=refused, outputs=outputs, beat=beat),
         )
+
+    def _tell_facts(
+        self, name: bytes, facts: stage_pb2.ModelFacts, max_sequence_len: int
+    ) -> Iterator[Dropped]:
+        welcome = stage_pb2.TokenizerWelcome(
+            epoch=self._epoch, model=facts, max_sequence_len=max_sequence_len
+        )
+        if not self._send(name, welcome=welcome):
+            yield from self._forget(name)
 
     def _refuse(self, name: bytes, reason: str) -> Iterator[Dropped]:
         self._send(name, refused=stage_pb2.Refused(reason=reason))

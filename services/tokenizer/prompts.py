@@ -60,7 +60,8 @@ class Prompts:
             ids = self._tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt)
             return np.asarray(ids, np.uint32)
 
-        return await self._run(sum(len(turn.content) for turn in turns), read)
+        size = sum(len(turn.role) + len(turn.content) + len(turn.name) for turn in turns)
+        return await self._run(size, read)
 
     async def detokenize(self, token_ids: TokenArray, skip_special_tokens: bool) -> str:
         """The text of the tokens."""

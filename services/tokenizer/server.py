@@ -1,6 +1,7 @@
 """The public gRPC server, and the tokenizer process as one object that tests can start too."""
 
 import asyncio
+import errno
 import logging
 import socket
 from dataclasses import dataclass
@@ -143,7 +144,7 @@ class TokenizerService:
             ],
             compression=grpc.Compression.NoCompression,
         )
-        servicer = InferenceServicer(self._generation, self._admission, self._counters)
+        servicer = InferenceServicer(self._generation, self._admission, self._counters, limit)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
         self._health.add_to(server)
         add_reflection(server, (INFERENCE_SERVICE,))
@@ -161,9 +162,9 @@ def _check_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise StartupError(
-            f"port {port} on {host}: {error.strerror or error}; use another --port"
-        ) from error
+        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        remedy = f"use another {'--host' if elsewhere else '--port'}"
+        raise StartupError(f"port {port} on {host}: {error.strerror or error}; {remedy}") from error
 
 
 async def until_done(stopping: asyncio.Event, ended: "asyncio.Future[str]") -> str | None:

@@ -34,10 +34,17 @@ INFERENCE_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["InferenceSer
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Streams are written by coroutines: at any await, cancellation unwinds their `with` blocks."""
 
-    def __init__(self, generation: Generation, admission: Admission, counters: Counters) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        admission: Admission,
+        counters: Counters,
+        max_message_bytes: int,
+    ) -> None:
         self._generation = generation
         self._admission = admission
         self._counters = counters
+        self._max_message_bytes = max_message_bytes
 
     async def Generate(  # type: ignore[override]  # noqa: N802  # grpc.aio takes a writing coroutine
         self,
@@ -82,9 +89,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 check_model(request.model, self._generation.names)
                 limit = self._generation.facts().max_model_len
                 token_ids = await self._tokenized(request)
-                return inference_pb2.TokenizeResponse(
+                answer = inference_pb2.TokenizeResponse(
                     token_ids=token_ids.tolist(), max_model_len=limit
                 )
+                self._check_size(answer, "messages" if request.messages else "text")
+                return answer
 
     async def Detokenize(  # noqa: N802
         self,
@@ -99,7 +108,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 token_ids = check_token_ids(request.token_ids, "token_ids", size)
                 skip = request.skip_special_tokens or not request.HasField("skip_special_tokens")
                 text = await self._generation.prompts.detokenize(token_ids, skip)
-                return inference_pb2.DetokenizeResponse(text=text)
+                answer = inference_pb2.DetokenizeResponse(text=text)
+                self._check_size(answer, "token_ids")
+                return answer
 
     async def ListModels(  # noqa: N802
         self,
@@ -140,6 +151,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 self._counters.responses_total += 1
                 self._counters.tokens_total += len(piece.token_ids)
                 await context.write(response_of(kind, piece, running))
+
+    def _check_size(
+        self,
+        answer: inference_pb2.TokenizeResponse | inference_pb2.DetokenizeResponse,
+        field: str,
+    ) -> None:
+        """gRPC itself would say neither what is too large nor how to mend it."""
+        size, limit = answer.ByteSize(), self._max_message_bytes
+        if size > limit:
+            raise InvalidRequest(
+                field, f"its answer of {size} bytes is above max_message_bytes {limit}"
+            )
 
     async def _tokenized(self, request: inference_pb2.TokenizeRequest) -> TokenArray:
         prompts = self._generation.prompts

@@ -82,10 +82,7 @@ class Tokenizer:
         `add_special_tokens` adds what the model wants around a text (such as BOS), unless the text
         brings it along. Raises InvalidRequest naming `text` for text that has no encoding.
         """
-        if parse_special:
-            ids = encoded(self._backend, text)
-        else:
-            ids = self._encode_marked(text, "text")
+        ids = encoded(self._backend, text) if parse_special else self._encode_marked(text, "text")
         if not add_special_tokens:
             return ids
         prefix = [] if self._prefix and ids[: len(self._prefix)] == self._prefix else self._prefix

@@ -376,6 +376,8 @@ def test_a_request_that_no_longer_fits_fails(make_engine: MakeEngine) -> None:
     tokenizer.until(lambda: tokenizer.ended(large, small))
     assert isinstance(tokenizer.failed[large], TooLong)
     assert tokenizer.tokens[small] == continuation([2], 20)
+    assert tokenizer.welcomes[-1].model.num_blocks == 10
+    assert tokenizer.welcomes[-1].max_sequence_len < tokenizer.welcomes[0].max_sequence_len
     engine.until_idle()
 
 

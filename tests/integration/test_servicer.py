@@ -434,6 +434,27 @@ def test_frequent_pings_do_not_kill_a_quiet_stream(model: LoadedModel, tmp_path:
     run(scenario)
 
 
+def test_an_answer_that_is_too_large_to_send_is_said_by_field(
+    model: LoadedModel, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bench(model, tmp_path / "run", max_message_bytes=4096) as b:
+            text = inference_pb2.TokenizeRequest(
+                text="\u00ff" * 2000
+            )  # two tokens of two bytes each
+            ids = inference_pb2.DetokenizeRequest(
+                token_ids=[T1_IM_END] * 1000, skip_special_tokens=False
+            )
+            for call, field in ((b.stub.Tokenize(text), "text"),
+                                (b.stub.Detokenize(ids), "token_ids")):  # fmt: skip
+                error = await refused(call)
+                assert error.code() is INVALID
+                assert fields_of(status_of(error)) == [field]
+                assert "max_message_bytes 4096" in str(error.details())
+
+    run(scenario)
+
+
 def test_too_many_streams(model: LoadedModel, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with bench(model, tmp_path / "run", FOREVER, max_streams=2) as b:

@@ -129,7 +129,12 @@ def test_a_port_in_use(model: Path, run_dir: RunDir) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = str(holder.getsockname()[1])
         with started(model, run_dir, "--port", port) as process:
-            assert_one_line(process, port, "in use")
+            assert_one_line(process, port, "in use", "use another --port")
+
+
+def test_an_address_that_is_not_of_this_machine(model: Path, run_dir: RunDir) -> None:
+    with started(model, run_dir, "--host", "192.0.2.1", "--port", "50051") as process:
+        assert_one_line(process, "192.0.2.1", "use another --host")
 
 
 def test_a_name_in_use(model: Path, run_dir: RunDir) -> None:

@@ -19,7 +19,7 @@ from triptych.services.cli.chat import Conversation
 from triptych.services.cli.client import Answer, Client, printable
 from triptych.services.cli.client_flags import client_parser, sampling_params
 from triptych.services.cli.engine import PROCESSES
-from triptych.services.cli.panel import count, how_to_call, owns, panel_facts, size
+from triptych.services.cli.panel import as_typed, count, how_to_call, owns, panel_facts, size
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.v1 import common_pb2, control_pb2, inference_pb2, inference_pb2_grpc
 
@@ -202,6 +202,35 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(
     assert out.endswith(b"\nyou said again\n")
     assert b"(cancelled)" in err
     assert process.returncode == 0
+
+
+def test_a_command_is_named_as_a_shell_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "triptych").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert as_typed("triptych") == ".venv/bin/triptych"
+    assert as_typed("not-installed") == "not-installed"
+    monkeypatch.chdir(folder)  # where its bare name would be looked for on the path
+    assert as_typed("triptych") == str(folder / "triptych")
+    monkeypatch.setenv("PATH", str(folder))
+    assert as_typed("triptych") == "triptych"
+
+
+def test_a_reader_that_goes_ends_the_command_in_silence(server: tuple[CannedService, str]) -> None:
+    command = [sys.executable, "-m", "triptych.services.cli", "chat", "--address", server[1]]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, "endless"], stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(5) == b"more "
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(_WAIT) == 128 + signal.SIGPIPE
 
 
 def test_control_characters_do_not_reach_a_terminal() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from gguf_files import RawGguf, string
 from scripted_models import write_m2_random_llama
@@ -128,8 +128,21 @@ def test_a_hub_repository_of_many_ggufs(monkeypatch: pytest.MonkeyPatch, tmp_pat
         resolve_model("org/name")
 
 
+def no_such_host() -> Exception:
+    """As the hub's HTTP client raises it."""
+    base: type[Exception] = HfHubHTTPError.__bases__[0]
+    assert not issubclass(base, OSError)
+    return base("[Errno -2] Name or service not known")
+
+
 @pytest.mark.parametrize(
-    "error", [OfflineModeIsEnabled("offline"), ConnectionError("no route\nto host"), OSError("x")]
+    "error",
+    [
+        OfflineModeIsEnabled("offline"),
+        ConnectionError("no route\nto host"),
+        OSError("x"),
+        no_such_host(),
+    ],
 )
 def test_no_network(error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What the cache holds is used; else one line."""
