@@ -8,7 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from triptych.services.runtime.lifecycle import StartupError, run_main
+from triptych.services.runtime.lifecycle import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_STARTUP,
+    StartupError,
+    print_error,
+    run_main,
+)
 
 _CLI = "triptych.services.cli"
 _COMMANDS: dict[str, tuple[str, str]] = {
@@ -29,31 +36,60 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code: 0 well, 1 failed, 2 refused with one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_help())
-        return 0 if arguments else 2
+        code = EXIT_OK if arguments else EXIT_STARTUP
+        return run_main("", lambda: _while_read("", lambda: _print(_help(), code)))
     command, rest = arguments[0], arguments[1:]
     if command in ("--version", "version"):
         from triptych import __version__
 
-        print(f"triptych {__version__}")
-        return 0
+        said = f"triptych {__version__}"
+        return run_main("", lambda: _while_read("", lambda: _print(said, EXIT_OK)))
     if command not in _COMMANDS:
         return run_main("", lambda: _unknown(command))
     module = _COMMANDS[command][0]
     if module.endswith(".__main__"):
         # A process has a `main` of its own, which reports its own errors.
         return cast(int, importlib.import_module(module).main(rest))
-    return run_main(command, lambda: _while_read(_body(module), rest))
+    return run_main(command, lambda: _while_read(command, lambda: _body(module)(rest)))
 
 
-def _while_read(body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """Run a command until the reader of its output goes, as `head` does: then end as cat would."""
+def _while_read(command: str, body: Callable[[], int]) -> int:
+    """Run a command until the reader of its output goes, as `head` does: then end as cat would.
+
+    An output that cannot be written for another reason is one line.
+    """
     try:
-        return body(argv)
+        code = body()
+        sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered has nowhere to go; without this the interpreter says so at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if not _output_fails():
+            raise
+        _discard_output()
+        print_error(command, f"standard output: {error.strerror}")
+        return EXIT_FAILED
+    return code
+
+
+def _output_fails() -> bool:
+    """Whether it was the output that failed: then it fails again."""
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False
+
+
+def _discard_output() -> None:
+    """What is still buffered has nowhere to go; the interpreter would say so at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _print(text: str, code: int) -> int:
+    print(text)
+    return code
 
 
 def _body(module: str) -> Callable[[Sequence[str]], int]:

@@ -72,9 +72,9 @@ class Answer:
             f"first after {self.first:.2f} s",
             f"{self.total:.2f} s in all",
         ]
-        if usage.completion_tokens > 1 and self.total > self.first:
-            rate = (usage.completion_tokens - 1) / (self.total - self.first)
-            words.append(f"{rate:.1f} tokens/s")
+        if usage.completion_tokens and self.total:
+            # Not from the first message on: it may bring many tokens, or all of them.
+            words[-1] += f" ({usage.completion_tokens / self.total:.1f} tokens/s)"
         words.append(f"ended by {reason.removeprefix('FINISH_REASON_').lower()}")
         return ", ".join(words)
 

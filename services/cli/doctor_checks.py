@@ -148,7 +148,14 @@ def port(host: str, number: int) -> Finding:
 
 
 def run_directory(path: str) -> Finding:
-    """Whether the run directory can be used, and is not in use."""
+    """Whether the run directory can be used, and is not in use. One that is not there stays so."""
+    folder = Path(path).absolute()
+    if not folder.exists():
+        parent = next(each for each in folder.parents if each.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            remedy = "give another one with --run-dir"
+            return Finding("run directory", "fail", f"{parent} is not writable", remedy)
+        return Finding("run directory", "ok", f"{folder} can be made")
     try:
         run_dir = RunDir.open(path)
     except StartupError as error:

@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     address = given.address
     # An address alone may be another machine's: then its processes are not ours to ask.
     if given.run_dir is not None or address is None:
-        run_dir = RunDir.open(given.run_dir or default_run_dir())
+        run_dir = RunDir.open(given.run_dir or default_run_dir(), create=False)
         for name in process_names(run_dir):
             target = f"unix:{run_dir.control_socket(name)}"
             results.append((name, check(target, "", given.timeout)))

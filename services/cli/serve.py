@@ -24,6 +24,7 @@ from triptych.services.runtime.gguf_file import open_gguf
 from triptych.services.runtime.lifecycle import bind_to_parent, on_stop_signal
 from triptych.services.runtime.logging import configure_logging
 from triptych.services.runtime.model_files import resolve_model
+from triptych.services.runtime.ports import check_port
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.runtime.settings import Settings, to_argv
 
@@ -54,6 +55,8 @@ def serve(settings: EngineSettings, on_ready: OnReady) -> int:
     run_dir = RunDir.open(settings.serve.run_dir)
     lock = run_dir.lock("supervisor")
     try:
+        # The tokenizer would say so too, but only once all the others have loaded.
+        check_port(settings.tokenizer.host, settings.tokenizer.port)
         engine = _resolved(settings, run_dir)
         return asyncio.run(_serve(engine, run_dir, on_ready))
     finally:

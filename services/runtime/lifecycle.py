@@ -27,6 +27,7 @@ def run_main(process: str, body: Callable[[], int | None]) -> int:
     0 (or what the body returns) for a clean end; 2 and one line for a StartupError; 130 for an
     interrupt that nobody took; 1 and a traceback for anything else, which is our bug.
     """
+    repair_standard_streams()
     try:
         return body() or EXIT_OK
     except StartupError as error:
@@ -37,6 +38,23 @@ def run_main(process: str, body: Callable[[], int | None]) -> int:
     except Exception:  # the top of the process
         traceback.print_exc()
         return EXIT_FAILED
+
+
+def repair_standard_streams() -> None:
+    """Put something in the place of standard streams that are closed (`>&-`).
+
+    Otherwise the next file or socket that is opened becomes standard output. Input is empty, errors
+    go nowhere, and writing to the output fails as it does for other programs.
+    """
+    for fd, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, mode)  # the lowest free number, so this one
+            os.set_inheritable(opened, True)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  # a descriptor
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115  # as above
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115  # as above
 
 
 def print_error(process: str, message: str) -> None:

@@ -18,8 +18,11 @@ class RunDir:
     path: Path
 
     @classmethod
-    def open(cls, path: str | Path) -> "RunDir":
-        """Create the folder if need be. Raises StartupError when it is not a private folder."""
+    def open(cls, path: str | Path, *, create: bool = True) -> "RunDir":
+        """Create the folder if need be; with `create` false, only ask what is in one that is there.
+
+        Raises StartupError when it is not there or not a private folder.
+        """
         folder = Path(path).absolute()
         longest = folder / "tokenizer-999.control.sock"
         if len(os.fsencode(longest)) > _SOCKET_PATH_MAX:
@@ -28,8 +31,14 @@ class RunDir:
                 f"{len(os.fsencode(longest))} bytes, at most {_SOCKET_PATH_MAX}; use --run-dir"
             )
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if create:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             facts = folder.stat()
+        except FileNotFoundError as error:
+            raise StartupError(
+                f"run directory {folder} does not exist; start an engine with triptych serve, "
+                "or use another --run-dir"
+            ) from error
         except OSError as error:
             reason = f"{error.strerror}; use --run-dir"
             raise StartupError(f"run directory {folder}: {reason}") from error

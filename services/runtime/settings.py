@@ -142,7 +142,7 @@ ENGINE_KEYS = frozenset(
     {
         *("run_dir", "log_level", "parent_pid", "heartbeat_interval", "heartbeat_timeout"),
         *("model", "served_model_name", "host", "port", "name", "seed"),
-        *("max_streams", "max_unread_tokens", "max_message_bytes"),
+        *("max_streams", "max_unread_tokens", "max_message_bytes", "max_prompt_bytes"),
         *("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "engine_impl", "num_slots"),
         *("dtype", "max_model_len", "block_size", "kv_cache_memory", "memory_utilization"),
         *("executor_plan", "enforce_eager", "device", "cpu_threads", "rank"),

@@ -61,7 +61,7 @@ class _Joined:
 
 
 class ExecutorLink:
-    """One executor at a time. Used by the loop's thread only; `now` is monotonic, in seconds."""
+    """One executor at a time. Used by the loop's thread only; `now` is by its ListeningClock."""
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from triptych.services.scheduler.tokenizer_link import Dropped, Submitted, Token
 from triptych.services.transport.channel import wake_descriptor
 from triptych.services.transport.ring_layouts import step_layout
 from triptych.services.transport.rings import RingError, SlotPool
+from triptych.services.transport.silence import ListeningClock
 from triptych.v1 import control_pb2, stage_pb2
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class StepLoop:
         self._flight: _Flight | None = None
         self._outbox: list[tuple[int, list[Event]]] = []
         self._next_tick = 0.0
+        self._listening = ListeningClock(settings.heartbeat_interval, _now())
         self._counters = Counters()
         self._preemptions_before = 0
         self.snapshot = self._snapshot(_now())
@@ -99,12 +101,13 @@ class StepLoop:
         ready = self._poller.poll(int(wait * 1000) + 1)
         readable = {key for key, _ in ready if isinstance(key, int)}
         now = _now()
-        for event in self._executor.receive(readable, now):
+        listened = self._listening.at(now)
+        for event in self._executor.receive(readable, listened):
             self._take_executor(event)
-        for request in self._tokenizers.receive(now):
+        for request in self._tokenizers.receive(listened):
             self._take_tokenizer(request)
         if now >= self._next_tick:
-            self._tick(now)
+            self._tick(now, listened)
         self._greet()
         self._dispatch()
         self._emit()
@@ -275,7 +278,7 @@ class StepLoop:
 
     # -------------------------------------------------------------------------------------- time
 
-    def _tick(self, now: float) -> None:
+    def _tick(self, now: float, listened: float) -> None:
         interval = self._settings.heartbeat_interval
         self._next_tick = now + interval
         beat = stage_pb2.SchedulerBeat(
@@ -285,9 +288,9 @@ class StepLoop:
         )
         self._executor.beat(beat)
         self._drop(self._tokenizers.beat(beat))
-        for lost in self._executor.expire(now):
+        for lost in self._executor.expire(listened):
             self._take_executor(lost)
-        self._drop(self._tokenizers.expire(now))
+        self._drop(self._tokenizers.expire(listened))
 
     def _step_age(self, now: float) -> float:
         return max(0.0, now - self._flight.sent_at) if self._flight is not None else 0.0

@@ -54,7 +54,7 @@ class _Peer:
 
 
 class TokenizerLink:
-    """All tokenizer processes. Used by the loop's thread only; `now` is monotonic, in seconds."""
+    """All tokenizer processes. Used by the loop's thread only; `now` is by its ListeningClock."""
 
     def __init__(
         self,

@@ -10,26 +10,28 @@ template is compiled. Some put them together from parts (`'<|' + role + '|>'`): 
 at start-up finds those out, and for them the messages' spellings are guarded instead. There, a
 template that searches a message for a special token does not find it.
 
-Bounds: MAX_MESSAGES messages, MAX_RENDERED characters of prompt, RENDER_SECONDS of rendering
-(looked at whenever the template writes something). Rendering is thread-safe.
+Bounds: MAX_MESSAGES messages, MAX_RENDERED characters of prompt, RENDER_SECONDS of rendering (see
+template_sandbox). Rendering is thread-safe.
 """
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import jinja2
 from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from triptych.engine_core.errors import InvalidRequest
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.tokenizer.special_marks import SpecialMarks
+from triptych.services.tokenizer.template_sandbox import (
+    CLOCK,
+    OutOfTime,
+    RenderClock,
+    TemplateSandbox,
+)
 
 MAX_MESSAGES = 4096
 MAX_RENDERED = 64 << 20
@@ -58,7 +60,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, str], marks: SpecialMarks) -> None:
         """`variables` are bos_token and the like. Raises StartupError for a template that cannot
-        be compiled, or that reaches for what the sandbox keeps from it."""
+        be compiled, that does not end, or that reaches for what the sandbox keeps from it."""
         if len(source) > _MAX_SOURCE:
             raise StartupError(f"chat template: {len(source)} characters, more than {_MAX_SOURCE}")
         self._marks = marks
@@ -75,7 +77,9 @@ class ChatTemplate:
         guarded = self._marks.guarded if self._from_parts else str
         turns = [_turn(each, guarded) for each in messages]
         try:
-            text = self._run(turns, add_generation_prompt)
+            text = self._run(turns, add_generation_prompt, RenderClock(RENDER_SECONDS))
+        except OutOfTime as error:
+            raise InvalidRequest("messages", _too_long()) from error
         except _TEMPLATE_FAULTS as error:
             reason = self._marks.spelled_out(str(error)) or type(error).__name__
             raise InvalidRequest(
@@ -85,30 +89,36 @@ class ChatTemplate:
             text = self._marks.without_guards(self._marks.marked(text))
         return text
 
-    def _run(self, turns: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+    def _run(
+        self, turns: Sequence[Mapping[str, str]], add_generation_prompt: bool, clock: RenderClock
+    ) -> str:
         parts = self._template.generate(
             messages=turns,
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self._variables,
+            **{CLOCK: clock},
         )
-        return "".join(_bounded(parts))
+        return "".join(_bounded(parts, clock))
 
     def _writes_tokens_from_parts(self) -> bool:
         words = {
             role: {"role": role, "content": "words"}
             for role in ("system", "user", "assistant", "tool")
         }
+        clock = RenderClock(RENDER_SECONDS)
         for roles in (
             ("user",),
             ("system", "user", "assistant", "user"),
             ("user", "assistant", "tool"),
         ):
             try:
-                text = self._run([words[role] for role in roles], True)
+                text = self._run([words[role] for role in roles], True, clock)
             except jinja2.exceptions.SecurityError as error:
                 raise StartupError(f"the chat template is not safe: {error}") from error
+            except OutOfTime as error:
+                raise StartupError(_too_long()) from error
             except (InvalidRequest, *_TEMPLATE_FAULTS):
                 continue  # not every template takes every order of roles
             if self._marks.spells_any(text):
@@ -137,24 +147,22 @@ def _turn(message: ChatMessage, guarded: Callable[[str], str]) -> dict[str, str]
     return turn
 
 
-def _bounded(parts: Iterator[str]) -> Iterator[str]:
+def _too_long() -> str:
+    return f"the chat template runs for over {RENDER_SECONDS:g} s"
+
+
+def _bounded(parts: Iterator[str], clock: RenderClock) -> Iterator[str]:
     room = MAX_RENDERED
-    end = time.monotonic() + RENDER_SECONDS
     for part in parts:
         room -= len(part)
         if room < 0:
             raise InvalidRequest("messages", f"the prompt has more than {MAX_RENDERED} characters")
-        if time.monotonic() > end:
-            raise InvalidRequest(
-                "messages", f"the chat template runs for over {RENDER_SECONDS:g} s"
-            )
+        clock.check()
         yield part
 
 
 def _compiled(source: str, marks: SpecialMarks) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
+    environment = TemplateSandbox()
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -165,23 +173,11 @@ def _compiled(source: str, marks: SpecialMarks) -> jinja2.Template:
         for constant in tree.find_all(nodes.Const):
             if isinstance(constant.value, str):
                 constant.value = marks.marked(constant.value)
-        return environment.from_string(tree)
+        return environment.compiled(tree)
     except jinja2.TemplateSyntaxError as error:
         raise StartupError(f"chat template, line {error.lineno}: {error.message}") from error
     except (jinja2.TemplateError, RecursionError) as error:
         raise StartupError(f"chat template: {error}") from error
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it only groups."""
-
-    tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Read up to `{% endgeneration %}`."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
 
 
 def _tojson(

@@ -140,13 +140,21 @@ def _eos_ids(
     folder: Path, backend: tokenizers.Tokenizer, named: Mapping[str, str]
 ) -> tuple[int, ...]:
     """generation_config.json knows best: it lists all tokens that end an answer."""
+    size = max(backend.get_vocab().values(), default=-1) + 1
     for name in ("generation_config.json", "config.json"):
         config = _read_json(folder / name)
         text_config = config.get("text_config")
         for source in (config, text_config if isinstance(text_config, dict) else {}):
             value = source.get("eos_token_id")
+            if value is None:
+                continue
             values = value if isinstance(value, list) else [value]
-            ids = [each for each in values if isinstance(each, int) and not isinstance(each, bool)]
+            ids = [each for each in values if type(each) is int and 0 <= each < size]
+            if len(ids) < len(values):
+                raise StartupError(
+                    f"{folder / name}: eos_token_id: {value!r:.80} is not a token id,"
+                    f" or a list of them, below {size}"
+                )
             if ids:
                 return tuple(dict.fromkeys(ids))
     eos = named.get("eos_token")

@@ -1,12 +1,13 @@
 """Prompts as token ids, without holding up the event loop: long texts are read on other threads.
 
 The `tokenizers` package releases the GIL. A text that is clearly too long for the context is
-refused after reading a part of it, so that its size costs nothing.
+refused after reading a part of it, so that its size costs nothing. What waits for a thread waits on
+the event loop: a caller that goes meanwhile takes its text along, and nothing is computed for it.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ class Prompts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+        self._idle = asyncio.Semaphore(_THREADS)
 
     async def text(self, text: str, special: bool, max_model_len: int | None) -> TokenArray:
         """u32 [n] of a text; `special` adds the model's tokens around it.
@@ -96,4 +98,14 @@ class Prompts:
     async def _run(self, size: int, work: Callable[[], Result]) -> Result:
         if size <= _INLINE_CHARACTERS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        await self._idle.acquire()
+        loop = asyncio.get_running_loop()
+
+        def ended(_future: Future[Result]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._idle.release)
+
+        # Until the thread is done, not until the caller is: one that goes leaves its thread busy.
+        future = self._pool.submit(work)
+        future.add_done_callback(ended)
+        return await asyncio.wrap_future(future)

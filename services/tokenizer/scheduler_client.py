@@ -18,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 from triptych.engine_core.errors import InvalidRequest, QueueFull, RequestError, Unavailable
 from triptych.services.tokenizer.stats import Counters
 from triptych.services.transport.channel import PROTOCOL_VERSION, DealerChannel, new_identity
+from triptych.services.transport.silence import ListeningClock
 from triptych.services.transport.wire import failures_from_outputs, tokens_from_outputs
 from triptych.v1 import stage_pb2
 
@@ -89,7 +90,8 @@ class SchedulerClient:
         self._executor_ready = False
         self._step_stuck = False
         self._linked = False
-        self._heard = self._loop.time()
+        self._clock = ListeningClock(beats.interval, self._loop.time())
+        self._heard = 0.0  # by that clock
         self._timer: asyncio.TimerHandle | None = None  # runs from start to stop
         self.ended: asyncio.Future[str] = self._loop.create_future()
 
@@ -102,8 +104,8 @@ class SchedulerClient:
 
     @property
     def connected(self) -> bool:
-        """Whether the scheduler has welcomed us and is not silent."""
-        return self._welcomed and self._loop.time() - self._heard <= self._beats.timeout
+        """Whether the scheduler has welcomed us and has not been found silent since."""
+        return self._welcomed
 
     @property
     def ready(self) -> bool:
@@ -199,16 +201,21 @@ class SchedulerClient:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._beats.interval, self._tick)
-        silence = self._loop.time() - self._heard
+        self._readable()  # what waits in the socket counts as heard
+        now = self._now()
+        silence = now - self._heard
         if silence > self._beats.timeout:
             if self._welcomed:
                 self._lost(f"it was silent for {silence:.1f} s")
-            self._heard = self._loop.time()
+            self._heard = now
             self._send(self._hello)
         elif self._linked:
             # To a scheduler that does not know us this beat says so: it answers with epoch 0.
             self._send(stage_pb2.TokenizerMessage(beat=stage_pb2.TokenizerBeat()))
             self._flush_aborts()
+
+    def _now(self) -> float:
+        return self._clock.at(self._loop.time())
 
     # --------------------------------------------------------------------------------- receiving
 
@@ -222,12 +229,12 @@ class SchedulerClient:
             self.ended.set_exception(error)
 
     def _drain(self) -> None:
-        started = self._loop.time()
+        started, heard = self._loop.time(), self._now()
         touched: dict[TokenSink, None] = {}
         frames = 0
         for reply in self._channel.receive(_BATCH):
             frames += 1
-            self._heard = started
+            self._heard = heard
             self._linked = True  # the monitor misses a handshake from before it was attached
             match reply.WhichOneof("message"):
                 case "outputs":
@@ -317,7 +324,7 @@ class SchedulerClient:
                 return
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._linked = True
-                self._heard = self._loop.time()
+                self._heard = self._now()
                 continue
             if self._welcomed:
                 self._readable()  # what it said before it went still counts

@@ -1,9 +1,7 @@
 """The public gRPC server, and the tokenizer process as one object that tests can start too."""
 
 import asyncio
-import errno
 import logging
-import socket
 from dataclasses import dataclass
 
 import grpc
@@ -11,6 +9,7 @@ import grpc
 from triptych.services.runtime.control_server import ControlServer
 from triptych.services.runtime.health import Health
 from triptych.services.runtime.lifecycle import StartupError
+from triptych.services.runtime.ports import check_port
 from triptych.services.runtime.process_stats import process_stats
 from triptych.services.runtime.reflection import add_reflection
 from triptych.services.runtime.run_dir import RunDir
@@ -24,7 +23,10 @@ from triptych.services.tokenizer.tokenizer import Tokenizer
 from triptych.v1 import control_pb2, inference_pb2_grpc, stage_pb2
 
 _STOP_GRACE = 0.5  # for what is still open after the drain: watchers, sessions without requests
-_MORE_STREAMS = 64  # on one connection, beside requests: health, reflection, sessions
+# On one connection, beyond max_streams. HTTP/2 resets a stream above its limit without a reason,
+# and a client learns of the limit only after its first requests: a burst must reach the admission,
+# which refuses with a retry hint.
+_MORE_STREAMS = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class TokenizerService:
         self._settings = settings
         self._model = model
         self._counters = Counters()
-        self._admission = Admission(settings.max_streams)
+        self._admission = Admission(settings.max_streams, settings.max_prompt_bytes)
         self._health = Health((INFERENCE_SERVICE,))
         self._control = ControlServer(run_dir, settings.name, self.stats)
         self._draining = False
@@ -78,7 +80,7 @@ class TokenizerService:
         """Bind, serve, and connect. NOT_SERVING until the engine is ready. Raises StartupError."""
         host, port = self._settings.host, self._settings.port
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        _check_free(host, port)
+        check_port(host, port)
         try:
             bound = self._server.add_insecure_port(target)
         except RuntimeError as error:
@@ -149,22 +151,6 @@ class TokenizerService:
         self._health.add_to(server)
         add_reflection(server, (INFERENCE_SERVICE,))
         return server
-
-
-def _check_free(host: str, port: int) -> None:
-    """Raises StartupError that says why a port cannot be bound; gRPC only says that it cannot."""
-    if port == 0:
-        return
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        remedy = f"use another {'--host' if elsewhere else '--port'}"
-        raise StartupError(f"port {port} on {host}: {error.strerror or error}; {remedy}") from error
 
 
 async def until_done(stopping: asyncio.Event, ended: "asyncio.Future[str]") -> str | None:

@@ -17,6 +17,7 @@ from triptych.services.tokenizer.validation import (
     TokenArray,
     ValidRequest,
     check_model,
+    check_size,
     check_token_ids,
 )
 from triptych.v1 import inference_pb2, inference_pb2_grpc
@@ -53,7 +54,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """A completion, streamed."""
         async with rpc_errors(context):
-            with self._admission.admit():
+            with self._admission.admit(request.ByteSize()):
                 valid = partial(self._generation.generate, request)
                 await self._answer(valid, inference_pb2.GenerateResponse, context)
 
@@ -64,7 +65,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """The assistant's turn, streamed."""
         async with rpc_errors(context):
-            with self._admission.admit():
+            with self._admission.admit(request.ByteSize()):
                 valid = partial(self._generation.chat, request)
                 await self._answer(valid, inference_pb2.ChatResponse, context)
 
@@ -85,10 +86,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Text or chat to ids."""
         async with rpc_errors(context):
-            with self._admission.admit():
+            with self._admission.admit(request.ByteSize()):
                 check_model(request.model, self._generation.names)
                 limit = self._generation.facts().max_model_len
-                token_ids = await self._tokenized(request)
+                token_ids = await self._tokenized(request, limit)
                 answer = inference_pb2.TokenizeResponse(
                     token_ids=token_ids.tolist(), max_model_len=limit
                 )
@@ -102,10 +103,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.DetokenizeResponse:
         """Ids to text."""
         async with rpc_errors(context):
-            with self._admission.admit():
+            with self._admission.admit(request.ByteSize()):
                 check_model(request.model, self._generation.names)
-                size = self._generation.facts().vocabulary_size
-                token_ids = check_token_ids(request.token_ids, "token_ids", size)
+                facts = self._generation.facts()
+                check_size(len(request.token_ids), "token_ids", facts.max_model_len)
+                token_ids = check_token_ids(request.token_ids, "token_ids", facts.vocabulary_size)
                 skip = request.skip_special_tokens or not request.HasField("skip_special_tokens")
                 text = await self._generation.prompts.detokenize(token_ids, skip)
                 answer = inference_pb2.DetokenizeResponse(text=text)
@@ -164,13 +166,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 field, f"its answer of {size} bytes is above max_message_bytes {limit}"
             )
 
-    async def _tokenized(self, request: inference_pb2.TokenizeRequest) -> TokenArray:
+    async def _tokenized(
+        self, request: inference_pb2.TokenizeRequest, max_model_len: int
+    ) -> TokenArray:
         prompts = self._generation.prompts
         if not request.messages:
+            check_size(len(request.text), "text", max_model_len)
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
             return await prompts.text(request.text, special, None)
         if request.text:
             raise InvalidRequest("text", "it is set together with messages; set one of them")
+        size = sum(len(each.role + each.content + each.name) for each in request.messages)
+        check_size(size, "messages", max_model_len)
         opened = request.add_generation_prompt or not request.HasField("add_generation_prompt")
         return await prompts.chat(request.messages, opened, None)
 

@@ -106,7 +106,7 @@ class Session:
                 f"{len(self._entries)} requests run in this session,"
                 f" at most {MAX_SESSION_REQUESTS} may"
             )
-        stack.enter_context(self._admission.admit())
+        stack.enter_context(self._admission.admit(start.ByteSize()))
         match start.WhichOneof("request"):
             case "generate":
                 valid = await self._generation.generate(start.generate)

@@ -1,6 +1,8 @@
 """Settings of the tokenizer process."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from triptych.services.runtime.settings import Bytes, HeartbeatSettings, Names, flag
 
@@ -58,6 +60,14 @@ class TokenizerSettings(HeartbeatSettings):
         description="largest gRPC message taken from a client",
         json_schema_extra=flag("Limits", unit="bytes", default="16MiB"),
     )
+    max_prompt_bytes: Bytes = Field(
+        default=256 << 20,
+        ge=1024,
+        le=1 << 40,
+        description="messages of all open requests together; more are refused with"
+        " RESOURCE_EXHAUSTED",
+        json_schema_extra=flag("Limits", unit="bytes", default="256MiB"),
+    )
     seed: int | None = Field(
         default=None,
         ge=0,
@@ -72,3 +82,12 @@ class TokenizerSettings(HeartbeatSettings):
         description="time that running streams get to finish after SIGTERM",
         json_schema_extra=flag("Supervision", unit="seconds"),
     )
+
+    @model_validator(mode="after")
+    def _largest_message_fits(self) -> Self:
+        if self.max_prompt_bytes < self.max_message_bytes:
+            raise ValueError(
+                f"max_prompt_bytes: {self.max_prompt_bytes} must be at least max_message_bytes "
+                f"({self.max_message_bytes})"
+            )
+        return self

@@ -20,6 +20,10 @@ from triptych.v1 import common_pb2, inference_pb2, stage_pb2
 MAX_REQUEST_ID_BYTES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 1024
+# What Tokenize and Detokenize take in: several times what a prompt may have, so that a client can
+# see by how much its text is too long, and yet no call computes for long.
+SIZE_PER_TOKEN = 64
+LEAST_SIZE = 1 << 18
 
 TokenArray = npt.NDArray[np.uint32]
 
@@ -93,6 +97,14 @@ def check_token_ids(
             f"token id {int(array[index])} is not below vocabulary_size {vocabulary_size}",
         )
     return array
+
+
+def check_size(size: int, field: str, max_model_len: int) -> None:
+    """`size`: characters of a text to tokenize, or ids to detokenize. Raises InvalidRequest."""
+    most = max(LEAST_SIZE, SIZE_PER_TOKEN * max_model_len)
+    if size > most:
+        unit = "ids" if field == "token_ids" else "characters"
+        raise InvalidRequest(field, f"{size} {unit}, at most {most} are taken in one call")
 
 
 def check_prompt_length(

@@ -94,6 +94,14 @@ def test_run_directories(tmp_path: Path) -> None:
     assert checks.run_directory(str(run_dir.path)).state == "fail"
 
 
+def test_a_run_directory_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    finding = checks.run_directory(str(tmp_path / "a" / "run"))
+    assert finding.state == "ok"
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "file").touch(mode=0o444)
+    assert checks.run_directory(str(tmp_path / "file" / "run")).state == "fail"
+
+
 def test_model_files(tmp_path: Path) -> None:
     finding = checks.model_files(str(tmp_path / "gone.gguf"))
     assert finding.state == "fail"

@@ -34,6 +34,7 @@ from triptych.engine_core.layout import LAYOUT_VERSION
 from triptych.engine_core.step import FinishReason
 from triptych.kernels.sample_columns import SampleColumns
 from triptych.services.runtime.run_dir import RunDir
+from triptych.services.scheduler import loop
 from triptych.services.scheduler.loop import StepLoop
 from triptych.services.scheduler.sampler import StepSampler
 from triptych.services.scheduler.settings import SchedulerSettings
@@ -340,6 +341,22 @@ def test_a_silent_tokenizer_is_forgotten_and_told_so(make_engine: MakeEngine) ->
     tokenizer.until(lambda: tokenizer.welcomes)
     again = tokenizer.submit([1], 3)
     tokenizer.until(lambda: tokenizer.ended(again))
+
+
+def test_a_stall_of_the_scheduler_is_not_the_silence_of_others(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    engine.executor(step_seconds=0.02)
+    tokenizer = engine.tokenizer()
+    slot = tokenizer.submit([1], 60)
+    tokenizer.until(lambda: len(tokenizer.tokens[slot]) > 3)
+    monkeypatch.setattr(loop, "_now", lambda: time.perf_counter() + 100)
+    tokenizer.until(lambda: tokenizer.ended(slot))
+    assert tokenizer.tokens[slot] == continuation([1], 60)
+    assert not tokenizer.told_to_start_again
+    assert engine.stats.tokenizers_connected == 1
+    assert engine.stats.executor_ready
 
 
 # ------------------------------------------------------------------------------------------- deaths

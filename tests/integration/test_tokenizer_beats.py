@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 import fake_scheduler
 from fake_scheduler import FakeScheduler
@@ -46,3 +47,30 @@ def test_it_beats_although_the_handshake_was_over_at_once(
         while not (tmp_path / "scheduler.zmq").exists():
             time.sleep(0.01)
         asyncio.run(scenario(scheduler))
+
+
+def test_a_stall_of_its_own_is_not_the_silence_of_the_scheduler(tmp_path: Path) -> None:
+    async def scenario(scheduler: FakeScheduler) -> None:
+        hello = stage_pb2.TokenizerHello(fingerprint="print", vocabulary_size=320)
+        beats = Beats(interval=0.05, timeout=0.4)
+        client = SchedulerClient(scheduler.endpoint, hello, Counters(), lambda: None, beats)
+        client.start()
+        try:
+            async with asyncio.timeout(5.0):
+                while not client.ready:
+                    await asyncio.sleep(0.01)
+            for _ in range(3):
+                time.sleep(0.6)  # the whole process, as far as the event loop can tell
+                assert client.ready
+                await asyncio.sleep(0.15)
+                assert client.ready
+            assert len(scheduler.hellos) == 1
+        finally:
+            client.stop()
+
+    endpoint = f"ipc://{tmp_path / 'scheduler.zmq'}"
+    with (
+        fake_scheduler.running(FakeScheduler(endpoint, lambda submit: [])) as scheduler,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(scenario(scheduler))

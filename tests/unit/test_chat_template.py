@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,6 +209,51 @@ def test_rendering_is_bounded(write: Write, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.0)
     with pytest.raises(InvalidRequest, match="runs for over"):
         tokenizer.encode_chat(chat("x"))
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+CALLS = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}"
+SELECTED = "{% for a in range(99999) if a < 0 %}{% endfor %}"
+NEVER_ENDING = [
+    LOOP,
+    CALLS,
+    "{% for i in range(99999) %}" + SELECTED + "{% endfor %}",
+    "{% set x %}" + LOOP + "{% endset %}",
+    "{{ 9 ** (9 ** (9 ** 9)) }}",
+    "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "{{ [1] | slice(10 ** 15) | list }}",
+    "{{ lipsum(n=10 ** 9) }}",
+]
+
+
+@pytest.mark.parametrize("body", NEVER_ENDING)
+def test_a_template_that_never_ends_stops_the_start(
+    write: Write, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.1)
+    started = time.monotonic()
+    with pytest.raises((StartupError, InvalidRequest), match="template"):
+        write(body).encode_chat(chat("x"))
+    assert time.monotonic() - started < 5
+
+
+def test_a_template_that_never_ends_for_some_messages_refuses_them(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.2)
+    tokenizer = write("{% if messages[0].content == 'x' %}" + LOOP + "{% endif %}ok")
+    with pytest.raises(InvalidRequest, match=r"the chat template runs for over 0\.2 s"):
+        tokenizer.encode_chat(chat("x"))
+    assert tokenizer.encode_chat(chat("y")) == list(b"ok")
+
+
+def test_loops_are_whole(write: Write) -> None:
+    tokenizer = write(
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% endfor %}"
+        "{% for c in 'ab' recursive %}{{ c }}{% if loop.depth < 2 %}{{ loop('xy') }}{% endif %}"
+        "{% endfor %}{% for x in nothing %}{% else %}none{% endfor %}{{ 2 ** 8 * 3 }}{{ '-' * 3 }}"
+    )
+    assert tokenizer.encode_chat(chat("x")) == list(b"1/1Trueaxybxynone768---")
 
 
 def test_a_model_without_template_says_so(tmp_path: Path) -> None:

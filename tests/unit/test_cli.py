@@ -1,7 +1,9 @@
 """The `triptych` command and its clients, against a public service of canned answers."""
 
 import argparse
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -243,6 +245,13 @@ def test_summary_of_nothing() -> None:
     assert "tokens/s" not in said
 
 
+def test_the_speed_is_over_the_whole_time() -> None:
+    """One message may bring everything, so the time from the first to the last says nothing."""
+    usage = common_pb2.Usage(prompt_tokens=3, completion_tokens=100)
+    said = Answer(first=1.9999, total=2.0, usage=usage).summary()
+    assert "100 output tokens, first after 2.00 s, 2.00 s in all (50.0 tokens/s)" in said
+
+
 class Serving(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
     """grpc.health.v1 that always says the same."""
 
@@ -331,3 +340,55 @@ def test_who_binds_which_socket() -> None:
     assert not owns("executor-0", "executor.zmq")
     assert owns("executor-0", "executor-0.control.sock")
     assert not owns("scheduler", "executor-0.control.sock")
+
+
+def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = str(holder.getsockname()[1])
+        where = ("--model", str(tmp_path / "not-there.gguf"), "--run-dir", str(tmp_path / "run"))
+        ended = run_cli("serve", *where, "--port", port)
+    assert ended.returncode == 2
+    said = f"triptych serve: error: port {port} on 127.0.0.1: Address already in use; "
+    assert ended.stderr == f"{said}use another --port\n"
+
+
+def test_health_makes_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typo = tmp_path / "typo" / "run"
+    assert cli.main(["health", "--run-dir", str(typo)]) == 2
+    assert not typo.parent.exists()
+    said = capsys.readouterr().err
+    assert said.startswith(f"triptych health: error: run directory {typo} does not exist")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "reason"),
+    [("> /dev/full", "No space left on device"), (">&-", "Bad file descriptor")],
+)
+@pytest.mark.parametrize("command", ["generate hello", "chat hello", "health", "help", "version"])
+def test_an_output_that_cannot_be_written_is_one_line(
+    server: tuple[CannedService, str], command: str, redirection: str, reason: str
+) -> None:
+    if " " in command or command == "health":
+        command += f" --address {server[1]}"
+    line = f"{sys.executable} -m triptych.services.cli {command} {redirection}"
+    ended = subprocess.run(
+        line, shell=True, capture_output=True, text=True, check=False, timeout=_WAIT
+    )
+    assert ended.returncode == 1
+    speaker = "triptych" if command in ("help", "version") else f"triptych {command.split()[0]}"
+    assert ended.stderr == f"{speaker}: error: standard output: {reason}\n"
+
+
+def test_closed_streams_stay_out_of_the_way() -> None:
+    """What is opened next must not become standard output, and children get whole streams."""
+    code = (
+        "import os, subprocess, sys; from triptych.services.runtime.lifecycle import run_main\n"
+        "def body():\n"
+        "    sys.stderr.write('lost')\n"
+        "    child = 'import os; os.fstat(0), os.fstat(1), os.write(2, b\"x\")'\n"
+        "    subprocess.run([sys.executable, '-c', child], check=True)\n"
+        "    return 7 if os.open('/dev/zero', os.O_RDONLY) > 2 else 1\n"
+        "sys.exit(run_main('test', body))"
+    )
+    command = f"{shlex.join([sys.executable, '-c', code])} <&- >&- 2>&-"
+    assert subprocess.run(command, shell=True, check=False, timeout=_WAIT).returncode == 7

@@ -76,6 +76,17 @@ def test_which_tokens_end_an_answer(
     assert load(tmp_path).eos_token_ids == expected
 
 
+@pytest.mark.parametrize("broken", ["2", 2.5, True, -1, T1_VOCABULARY, {}, [T1_EOS, "x"], [-1]])
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_a_broken_end_of_sequence_id_stops_the_start(
+    tmp_path: Path, file: str, broken: object
+) -> None:
+    write_t1_tokenizer(tmp_path)
+    change(tmp_path / file, eos_token_id=broken)
+    with pytest.raises(StartupError, match=rf"{file}: eos_token_id: .* below 320"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("add_bos", [True, False])
 def test_the_config_decides_about_bos(tmp_path: Path, add_bos: bool) -> None:
     write_t1_tokenizer(tmp_path, add_bos=not add_bos)

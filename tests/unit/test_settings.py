@@ -1,6 +1,7 @@
 """Settings: where a value comes from, what is refused, and how the refusal reads."""
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,11 @@ def test_default_run_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_every_setting_has_help() -> None:
     fields: dict[str, Any] = {k: f for t in PROCESS_TYPES for k, f in t.model_fields.items()}
     assert all(field.description for field in fields.values())
+
+
+def test_the_prompts_of_all_requests_have_room_for_the_largest_one() -> None:
+    line = "max_prompt_bytes: 1048576 must be at least max_message_bytes (16777216)"
+    with pytest.raises(StartupError, match=re.escape(line)):
+        load_settings(
+            TokenizerSettings, ["--model=m", "--max-prompt-bytes=1MiB"], prog="triptych tokenizer"
+        )
