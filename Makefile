@@ -16,6 +16,12 @@ ALONE := mkdir -p build && flock build/.lock
 NATIVE := $(shell find kernels protos -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt -o -name '*.proto')
 CPP := $(filter %.cpp %.h,$(NATIVE))
 QUICK_FLAG := $(if $(filter-out 0,$(QUICK)),--quick)
+# llama.cpp, to compare with: PEER_PYTHON=... takes an environment that has it instead of building one.
+PEER_VENV := build/peers/venv
+PEER_PYTHON ?= $(PEER_VENV)/bin/python
+PEER_READY := $(if $(filter $(PEER_VENV)/bin/python,$(PEER_PYTHON)),$(PEER_VENV)/.ready)
+PEER_PACKAGES := llama-cpp-python[server]==0.3.36 matplotlib
+PEER_CMAKE := -DGGML_NATIVE=ON -DGGML_OPENMP=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF
 
 export PIP_ROOT_USER_ACTION := ignore
 export HF_HUB_OFFLINE ?= 1
@@ -23,7 +29,8 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build model demo serve test check format lint types unit property kernels \
-	differential integration e2e bench-overhead size proto-lint proto-breaking clean
+	differential integration e2e bench-overhead bench-kernels bench-peers bench-accuracy test-asan \
+	size proto-lint proto-breaking clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -79,6 +86,19 @@ e2e: $(BUILT) $(MODEL) ## tests/e2e: the three processes over gRPC
 bench-overhead: $(BUILT) $(MODEL) ## what the engine adds to the executor's step time (QUICK=1: under 3 minutes)
 	@$(PY) -P bench/overhead.py --model $(MODEL) $(QUICK_FLAG)
 
+bench-peers: $(BUILT) $(MODEL) $(PEER_READY) ## against llama.cpp and transformers (QUICK=1; builds llama.cpp once)
+	@$(PY) -P bench/peers.py --model $(MODEL) --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
+	@$(PEER_PYTHON) bench/plot.py bench-peers
+
+bench-accuracy: $(BUILT) $(MODEL) $(PEER_READY) ## distance to float32, ours and llama.cpp's (QUICK=1)
+	@$(PY) -P bench/accuracy.py --model $(MODEL) --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
+
+bench-kernels: $(BUILT) ## matrix products against the machine's limits (QUICK=1: a minute)
+	@$(PY) -P bench/kernels.py $(QUICK_FLAG)
+
+test-asan: $(BUILT) ## the native modules' tests under AddressSanitizer and UBSan
+	@scripts/test_asan.sh
+
 size: ## lines by part, and the change since the last tag
 	@$(PYTHON) scripts/size.py
 
@@ -129,6 +149,12 @@ $(BUILT): $(READY) CMakeLists.txt $(NATIVE)
 	@echo "build: native modules and protos"
 	@$(ALONE) $(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
+
+$(PEER_VENV)/.ready:
+	@echo "peers: llama.cpp from PyPI, compiled for this machine (10 minutes or more, once)"
+	@mkdir -p build/peers && flock build/peers/.lock bash -ec '[ -e $@ ] && exit; $(PYTHON) -m venv --clear $(PEER_VENV); \
+		CMAKE_ARGS="$(PEER_CMAKE)" $(PEER_VENV)/bin/python -m pip --disable-pip-version-check -q install \
+			--no-binary llama-cpp-python $(PEER_PACKAGES); touch $@'
 
 $(MODEL): | $(READY)
 	@echo "model: SmolLM2-135M-Instruct"

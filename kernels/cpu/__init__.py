@@ -1,5 +1,33 @@
 """CPU kernels: one C++ module, a variant per instruction set; the best one until told another."""
 
-from triptych.kernels.cpu._cpu import active_isa, select_isa, supported_isas
+from triptych.kernels.cpu._cpu import (
+    PACKED_LAYOUT_VERSION,
+    KvCache,
+    Plan,
+    active_isa,
+    checksum,
+    gate,
+    kv_block_bytes,
+    pack_into,
+    packed_bytes,
+    rms_norm,
+    rotate,
+    select_isa,
+    supported_isas,
+)
 
-__all__ = ["active_isa", "select_isa", "supported_isas"]
+__all__ = [
+    "PACKED_LAYOUT_VERSION",
+    "KvCache",
+    "Plan",
+    "active_isa",
+    "checksum",
+    "gate",
+    "kv_block_bytes",
+    "pack_into",
+    "packed_bytes",
+    "rms_norm",
+    "rotate",
+    "select_isa",
+    "supported_isas",
+]

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,3 +20,100 @@ def philox4x32(counter: Sequence[int], key0: int, key1: int) -> list[int]: ...
 def active_isa() -> str: ...
 def supported_isas() -> list[str]: ...
 def select_isa(name: str) -> None: ...
+
+PACKED_LAYOUT_VERSION: int
+
+_Matrix = tuple[int, int, int, NDArray[np.uint8]]
+
+class Plan:
+    def __init__(
+        self,
+        shape: Mapping[str, object],
+        weights: Mapping[str, _Matrix | NDArray[np.float32]],
+        threads: int,
+        affinity: Sequence[int],
+    ) -> None: ...
+    def reserve(self, tokens: int) -> None: ...
+    def pin_caller(self) -> None: ...
+    def step(
+        self,
+        token_ids: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        slots: NDArray[np.int32],
+        row_starts: NDArray[np.int32],
+        kv_lengths: NDArray[np.int32],
+        logits_rows: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        logits: NDArray[np.float32],
+    ) -> None: ...
+    @property
+    def kv_bytes(self) -> int: ...
+    @property
+    def cycles(self) -> list[int]: ...
+
+def packed_bytes(ggml_type: int, rows: int, columns: int) -> int: ...
+def pack_into(
+    ggml_type: int,
+    rows: int,
+    columns: int,
+    source: NDArray[np.uint8],
+    destination: NDArray[np.uint8],
+) -> None: ...
+def unpack_matrix(matrix: _Matrix) -> NDArray[np.float32]: ...
+def quantize_rows(
+    x: NDArray[np.float32], activation_limit: int = 32767
+) -> tuple[NDArray[np.int16], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]: ...
+def matmul(
+    matrix: _Matrix,
+    x: NDArray[np.float32],
+    activation_limit: int = 32767,
+    rows_at_once: int = ...,
+    parts: int = 1,
+    initial: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]: ...
+def time_matmul(
+    matrices: Sequence[_Matrix],
+    x: NDArray[np.float32],
+    cores: Sequence[int],
+    rounds: int,
+    per_round: int,
+) -> list[float]: ...
+def multiply_add_limit(cores: Sequence[int], rounds: int) -> float: ...
+def read_limit(
+    bytes: NDArray[np.uint8], cores: Sequence[int], rounds: int, per_round: int
+) -> float: ...
+def checksum(bytes: NDArray[np.uint8]) -> int: ...
+def kv_block_bytes(
+    layers: int, block_size: int, kv_heads: int, head_dim: int, kv_dtype: str
+) -> int: ...
+def rms_norm(
+    x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float
+) -> NDArray[np.float32]: ...
+def gate(
+    activation: str, gate: NDArray[np.float32], up: NDArray[np.float32]
+) -> NDArray[np.float32]: ...
+def rotate(
+    x: NDArray[np.float32],
+    cosines: NDArray[np.float32],
+    sines: NDArray[np.float32],
+    scale: float,
+) -> NDArray[np.float32]: ...
+
+class KvCache:
+    def __init__(
+        self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: str
+    ) -> None: ...
+    def store(
+        self, slots: NDArray[np.int32], keys: NDArray[np.float32], values: NDArray[np.float32]
+    ) -> None: ...
+    def attend(
+        self,
+        q: NDArray[np.float32],
+        block_tables: NDArray[np.int32],
+        row_starts: NDArray[np.int32],
+        kv_lengths: NDArray[np.int32],
+        window: int | None,
+        threads: int,
+    ) -> NDArray[np.float32]: ...
+    @property
+    def num_bytes(self) -> int: ...

@@ -6,7 +6,9 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 
+from triptych.services.executor.affinity import cores_to_pin
 from triptych.services.executor.backend import Backend, BackendFacts, BackendOptions, open_backend
 from triptych.services.executor.settings import ExecutorSettings
 from triptych.services.executor.stats import Counters, executor_stats
@@ -51,6 +53,8 @@ def _main(argv: list[str] | None) -> int:
 
 
 def _options(settings: ExecutorSettings) -> BackendOptions:
+    cache = settings.weight_cache
+    threads = settings.cpu_threads or len(os.sched_getaffinity(0))
     # A share that nobody asked for stays the backend's choice, which leaves the machine its memory.
     return BackendOptions(
         device=settings.device,
@@ -60,7 +64,12 @@ def _options(settings: ExecutorSettings) -> BackendOptions:
         block_size=settings.block_size,
         kv_cache_memory=settings.kv_cache_memory,
         memory_utilization=settings.memory_utilization,
-        threads=settings.cpu_threads or len(os.sched_getaffinity(0)),
+        kv_cache_dtype=settings.kv_cache_dtype,
+        activation_dtype=settings.activation_dtype,
+        threads=threads,
+        affinity=cores_to_pin(settings.cpu_affinity, threads, os.sched_getaffinity(0)),
+        isa=None if settings.cpu_isa == "auto" else settings.cpu_isa,
+        weight_cache=None if cache == "off" else Path(cache).expanduser(),
     )
 
 
@@ -146,6 +155,7 @@ class _Process:
             extra={
                 "architecture": facts.architecture,
                 "dtype": facts.dtype,
+                "kv_cache_dtype": facts.kv_cache_dtype,
                 "plan": facts.plan,
                 "num_blocks": facts.num_blocks,
                 "block_size": facts.block_size,

@@ -7,6 +7,7 @@ and slots; a backend owns weights, the KV cache and the forward pass, and knows 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles
 
 Logits = npt.NDArray[np.float32]
+KvCacheDtype = Literal["auto", "float32", "bfloat16", "int8"]
 Progress = Callable[[int, int], None]
 """Hears (bytes read, bytes in all)."""
 
@@ -26,18 +28,25 @@ class BackendOptions:
     """How to run a model; None leaves the choice to the backend.
 
     `memory_utilization` None and `kv_cache_memory` None: half of the available memory, at most
-    1 GiB and 64 sequences of full length (see `kv_storage.num_blocks_for`). `threads` is the number
-    of compute threads of this process.
+    1 GiB and 64 sequences of full length (see `kv_budget.num_blocks_for`). `threads` is the number
+    of compute threads of this process, `affinity` the cores that they are pinned to in turn (empty:
+    none). `isa` names a set of CPU kernels (None: the machine's best). `weight_cache` is the folder
+    where packed weights are kept between starts (None: nowhere).
     """
 
     device: Literal["cpu"] = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    plan: Literal["auto", "eager"] = "auto"
+    plan: Literal["auto", "eager", "native"] = "auto"
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_memory: int | None = None
     memory_utilization: float | None = None
+    kv_cache_dtype: KvCacheDtype = "auto"
+    activation_dtype: Literal["int16", "int8"] = "int16"
     threads: int | None = None
+    affinity: tuple[int, ...] = ()
+    isa: str | None = None
+    weight_cache: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,7 @@ class BackendFacts:
     block_size: int
     num_blocks: int
     kv_cache_bytes: int
+    kv_cache_dtype: str = ""
 
 
 class Backend(Protocol):
@@ -64,6 +74,12 @@ class Backend(Protocol):
     @property
     def facts(self) -> BackendFacts:
         """Constant from opening on."""
+
+    def reserve(self, max_tokens: int) -> None:
+        """Make room for steps of up to so many tokens, before the first of them.
+
+        A larger step is computed too, but it first has to make room.
+        """
 
     def execute(self, inputs: StepInputs, logits: Logits) -> None:
         """Run one step: store its tokens' keys and values, write the logits of rows that sample.

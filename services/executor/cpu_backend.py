@@ -1,89 +1,43 @@
-"""The CPU as a Backend: weights in ordinary memory, the eager plan."""
+"""The CPU as a Backend: which plan computes a model, and why."""
 
-import torch
+import logging
 
-from triptych.services.executor.backend import BackendFacts, BackendOptions, Logits
-from triptych.services.executor.eager_plan import EagerPlan
-from triptych.services.executor.kv_storage import KvBudget, KvStorage, num_blocks_for
-from triptych.services.executor.model_config import ModelConfig
-from triptych.services.executor.models import build_network
-from triptych.services.executor.step_inputs import StepInputs
-from triptych.services.executor.weights import Progress, open_weights
+from triptych.kernels.cpu import active_isa, select_isa, supported_isas
+from triptych.services.executor.backend import Backend, BackendOptions, Progress
+from triptych.services.executor.native_plan import open_native, why_not_native
+from triptych.services.executor.raw_weights import open_raw_weights
+from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles
 
+_log = logging.getLogger(__name__)
 
-def open_cpu_backend(
-    files: ModelFiles, options: BackendOptions, progress: Progress
-) -> "CpuBackend":
+
+def open_cpu_backend(files: ModelFiles, options: BackendOptions, progress: Progress) -> Backend:
     """Load a model into memory. Raises StartupError when it cannot be run.
 
-    Sets the process's number of compute threads when the options say one.
+    "auto" takes the native plan where it can express the model, else the eager one. Sets the
+    process's CPU kernels when the options name some.
     """
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    source = open_weights(files)
-    config = source.config
-    max_model_len = _max_model_len(config, options.max_model_len)
-    dtype_name = "float32" if options.dtype == "auto" else options.dtype
-    dtype = torch.float32 if dtype_name == "float32" else torch.bfloat16
-    budget = KvBudget(options.kv_cache_memory, options.memory_utilization)
-    try:
-        network = build_network(config, dtype, source.rope_factors())
-    except RuntimeError as error:  # torch's allocator
-        raise config.refused("not enough memory for the weights") from error
-    parameters = network.parameters()
-    with torch.inference_mode():
-        source.load(parameters, progress)
-    # After the weights are in place, so that a share of the available memory is what is left.
-    num_blocks = num_blocks_for(config, options.block_size, dtype, max_model_len, budget)
-    storage = KvStorage(config, num_blocks, options.block_size, dtype)
-    facts = BackendFacts(
-        device="cpu",
-        plan="eager",
-        dtype=dtype_name,
-        architecture=config.architecture,
-        model=files.name,
-        parameters=sum(each.numel() for each in parameters.values()),
-        weight_bytes=sum(each.nbytes for each in parameters.values()),
-        vocabulary_size=config.vocabulary_size,
-        max_model_len=max_model_len,
-        block_size=options.block_size,
-        num_blocks=num_blocks,
-        kv_cache_bytes=storage.num_bytes,
-    )
-    return CpuBackend(facts, EagerPlan(config, network, storage))
+    if options.isa is not None:
+        _select_isa(options.isa)
+    if options.plan != "eager":
+        source = open_raw_weights(files)
+        reason = why_not_native(source.config, options)
+        if reason is None:
+            _log.info("the native plan computes, with kernels for %s", active_isa())
+            return open_native(files, source, options, progress)
+        if options.plan == "native":
+            raise source.config.refused(f"the native plan cannot compute this: {reason}")
+        _log.info("the eager plan computes, because the native one cannot: %s", reason)
+    # Loads torch, which takes more than a second: only where it is used.
+    from triptych.services.executor.eager_backend import open_eager
+
+    return open_eager(files, options, progress)
 
 
-class CpuBackend:
-    """A model on this machine's CPU."""
-
-    def __init__(self, facts: BackendFacts, plan: EagerPlan) -> None:
-        self._facts = facts
-        self._plan = plan
-
-    @property
-    def facts(self) -> BackendFacts:
-        """As `Backend.facts`."""
-        return self._facts
-
-    def execute(self, inputs: StepInputs, logits: Logits) -> None:
-        """As `Backend.execute`."""
-        facts = self._facts
-        inputs.check(
-            vocabulary_size=facts.vocabulary_size,
-            max_model_len=facts.max_model_len,
-            num_blocks=facts.num_blocks,
-            block_size=facts.block_size,
+def _select_isa(name: str) -> None:
+    if name not in supported_isas():
+        raise StartupError(
+            f"cpu_isa {name!r}: this machine runs {', '.join(supported_isas())} only"
         )
-        self._plan.run(inputs, logits)
-
-
-def _max_model_len(config: ModelConfig, asked: int | None) -> int:
-    if asked is None:
-        return config.max_position
-    if not 1 <= asked <= config.max_position:
-        raise config.refused(
-            f"max_model_len {asked} is not within 1 and the model's context of "
-            f"{config.max_position} tokens"
-        )
-    return asked
+    select_isa(name)

@@ -12,7 +12,7 @@ from triptych.services.executor.eager_attention import attention_inputs
 from triptych.services.executor.kv_storage import KvStorage
 from triptych.services.executor.model_config import ModelConfig
 from triptych.services.executor.models import Network
-from triptych.services.executor.step_inputs import StepInputs, StepInputsError
+from triptych.services.executor.step_inputs import StepInputs
 
 _HEAD_ROWS = 4096  # of the output matrix, widened at a time: a few MiB of float32
 
@@ -31,7 +31,7 @@ class EagerPlan:
         """As `Backend.execute`, for inputs that are in range."""
         sampling = np.flatnonzero(inputs.logits_rows >= 0)
         destinations = inputs.logits_rows[sampling]
-        _check_destinations(destinations, len(logits))
+        inputs.check_destinations(len(logits))
         attention = attention_inputs(inputs, self._config, self._storage.block_size, self._dtype)
         if attention.fresh_blocks.numel():
             self._storage.clear(attention.fresh_blocks)
@@ -74,12 +74,3 @@ class EagerPlan:
         for start in range(0, head.shape[0], _HEAD_ROWS):
             part = head[start : start + _HEAD_ROWS].to(torch.float32)
             torch.mm(hidden, part.T, out=out[:, start : start + _HEAD_ROWS])
-
-
-def _check_destinations(destinations: np.ndarray, num_rows: int) -> None:
-    if len(destinations) and (
-        destinations.max() >= num_rows or len(np.unique(destinations)) != len(destinations)
-    ):
-        raise StepInputsError(
-            f"logits rows {destinations.tolist()} are not different rows of {num_rows}"
-        )

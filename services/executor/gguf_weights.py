@@ -6,9 +6,7 @@ and transposes GPT-2's matrices: both are undone here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +15,12 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from triptych.services.executor.gguf_config import ROPE_FACTORS, read_gguf_config
+from triptych.services.executor.gguf_names import gguf_place
 from triptych.services.executor.model_config import ModelConfig
 from triptych.services.executor.weights import Progress, account, check_shape
 from triptych.services.runtime.gguf_file import GgufTensor, TensorType, open_gguf
 
 _CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32: keeps the dequantiser's temporaries in cache
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Name in the file, and what the converter did to the tensor."""
-
-    name: str
-    change: Literal["none", "transposed", "interleaved"] = "none"
-    heads: int = 0
 
 
 class GgufWeights:
@@ -60,7 +50,7 @@ class GgufWeights:
     def load(self, parameters: Mapping[str, torch.Tensor], progress: Progress) -> None:
         """As `WeightSource.load`."""
         tensors = self._file.tensors
-        places = {name: _place(name, self._config) for name in parameters}
+        places = {name: gguf_place(name, self._config) for name in parameters}
         found = set(tensors)
         if self._config.rope is not None:
             found.discard(ROPE_FACTORS)
@@ -122,49 +112,3 @@ def _halves_from_neighbours(heads: int, rows: int) -> torch.Tensor:
     """Where row r of an interleaved q or k belongs: pair (2i, 2i + 1) of a head -> i, half + i."""
     index = torch.arange(rows).view(heads, 2, rows // heads // 2)
     return index.transpose(1, 2).reshape(rows)
-
-
-_LLAMA = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_GPT2 = {
-    "ln_1": "attn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-_OUTER = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "transformer.wte": "token_embd",
-    "transformer.wpe": "position_embd",
-    "transformer.ln_f": "output_norm",
-}
-
-
-def _place(parameter: str, config: ModelConfig) -> _Place:
-    stem, _, kind = parameter.rpartition(".")
-    if stem in _OUTER:
-        return _Place(f"{_OUTER[stem]}.{kind}")
-    gpt2 = config.family == "gpt2"
-    prefix = "transformer.h." if gpt2 else "model.layers."
-    layer, _, part = stem.removeprefix(prefix).partition(".")
-    name = f"blk.{layer}.{(_GPT2 if gpt2 else _LLAMA)[part]}.{kind}"
-    if gpt2:
-        matrix = kind == "weight" and not part.startswith("ln_")
-        return _Place(name, "transposed" if matrix else "none")
-    if config.architecture == "llama" and part in ("self_attn.q_proj", "self_attn.k_proj"):
-        heads = config.num_heads if part.endswith("q_proj") else config.num_kv_heads
-        return _Place(name, "interleaved", heads)
-    return _Place(name)

@@ -101,6 +101,17 @@ class ModelConfig:
                 f"{rope.original_max_position} above 0"
             )
 
+    def context_within(self, asked: int | None) -> int:
+        """The longest sequence to allow. Raises StartupError when `asked` exceeds the context."""
+        if asked is None:
+            return self.max_position
+        if not 1 <= asked <= self.max_position:
+            raise self.refused(
+                f"max_model_len {asked} is not within 1 and the model's context of "
+                f"{self.max_position} tokens"
+            )
+        return asked
+
     def refused(self, why: str) -> StartupError:
         """The error to raise when this model cannot be run."""
         return StartupError(f"{self.source}: {why}")

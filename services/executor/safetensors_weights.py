@@ -1,11 +1,8 @@
 """Weights from a Hugging Face folder: one safetensors file, or shards with an index.
 
-The index is the authority: a tensor is read from the shard that it names and from nowhere else.
-Pickles are never opened. The safetensors library checks each file's header (offsets, sizes).
+Which file holds which tensor is `safetensors_files`' to say.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,14 +11,11 @@ from safetensors import SafetensorError, safe_open
 
 from triptych.services.executor.hf_config import read_hf_config
 from triptych.services.executor.model_config import ModelConfig
-from triptych.services.executor.weights import Progress, account, check_shape
+from triptych.services.executor.safetensors_files import SafetensorsFiles
+from triptych.services.executor.weights import Progress, check_shape
 from triptych.services.runtime.lifecycle import StartupError
-from triptych.services.runtime.model_files import SAFETENSORS_FILE, SAFETENSORS_INDEX
 
-_MAX_INDEX_BYTES = 1 << 26
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Buffers that old exporters saved among the weights; the network computes them itself.
-_BUFFERS = re.compile(r".*(\.rotary_emb\.inv_freq|\.attn\.(masked_)?bias)")
 
 
 class SafetensorsWeights:
@@ -30,7 +24,7 @@ class SafetensorsWeights:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._config = read_hf_config(folder)
-        self._files = _tensor_files(folder)
+        self._files = SafetensorsFiles(folder, self._config)
 
     @property
     def config(self) -> ModelConfig:
@@ -43,38 +37,25 @@ class SafetensorsWeights:
 
     def load(self, parameters: Mapping[str, torch.Tensor], progress: Progress) -> None:
         """As `WeightSource.load`."""
-        files = self._accounted(parameters)
+        files = self._files.accounted(parameters)
         total = sum(path.stat().st_size for path in set(files.values()))
         done = 0
         for path in dict.fromkeys(files.values()):
             wanted = {
                 name: out
                 for name, out in parameters.items()
-                if files[self._file_name(name)] == path
+                if files[self._files.stored_name(name)] == path
             }
             self._load_file(path, wanted)
             done += path.stat().st_size
             progress(done, total)
-
-    def _accounted(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Path]:
-        found = {name for name in self._files if not _BUFFERS.fullmatch(name)}
-        if self._config.tied_head:
-            found.discard("lm_head.weight")  # a copy: the config says that the embedding is used
-        wanted = {self._file_name(name) for name in parameters}
-        account(str(self._folder), wanted, found)
-        return {name: self._files[name] for name in wanted}
-
-    def _file_name(self, parameter: str) -> str:
-        """GPT-2 checkpoints of the base model lack the prefix."""
-        short = parameter.removeprefix("transformer.")
-        return short if parameter not in self._files and short in self._files else parameter
 
     def _load_file(self, path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 present = set(file.keys())
                 for name, out in wanted.items():
-                    stored = self._file_name(name)
+                    stored = self._files.stored_name(name)
                     if stored not in present:
                         raise StartupError(f"{path}: tensor {stored} is missing from this file")
                     tensor = file.get_tensor(stored)
@@ -89,47 +70,3 @@ class SafetensorsWeights:
             raise StartupError(f"{path}: broken safetensors file: {error}") from error
         except OSError as error:
             raise StartupError(f"{path}: {error.strerror or error}") from error
-
-
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> file, each inside the folder and present."""
-    single = folder / SAFETENSORS_FILE
-    if single.is_file():
-        try:
-            with safe_open(single, framework="pt", device="cpu") as file:
-                return dict.fromkeys(file.keys(), single)
-        except SafetensorError as error:
-            raise StartupError(f"{single}: broken safetensors file: {error}") from error
-    index = folder / SAFETENSORS_INDEX
-    weight_map = _weight_map(index)
-    for name, shard in weight_map.items():
-        if shard in ("", ".", "..") or "/" in shard or "\\" in shard or "\0" in shard:
-            raise StartupError(f"{index}: tensor {name} points outside the folder ({shard!r:.100})")
-    missing = sorted({shard for shard in weight_map.values() if not (folder / shard).is_file()})
-    if missing:
-        names = sorted(name for name, shard in weight_map.items() if shard == missing[0])
-        raise StartupError(
-            f"{folder}: shard {missing[0]} is missing; it holds {len(names)} tensors, "
-            f"{names[0]} among them"
-        )
-    return {name: folder / shard for name, shard in weight_map.items()}
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        if index.stat().st_size > _MAX_INDEX_BYTES:
-            raise StartupError(f"{index}: larger than {_MAX_INDEX_BYTES} bytes")
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StartupError(f"{index}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise StartupError(f"{index}: not valid JSON: {error}") from error
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise StartupError(f"{index}: weight_map is missing")
-    out: dict[str, str] = {}
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str):
-            raise StartupError(f"{index}: the shard of tensor {name} is not a file name")
-        out[name] = shard
-    return out

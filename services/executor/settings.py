@@ -4,7 +4,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from triptych.services.runtime.settings import Bytes, HeartbeatSettings, flag
+from triptych.services.runtime.settings import (
+    Bytes,
+    HeartbeatSettings,
+    default_weight_cache,
+    flag,
+)
 
 
 class ExecutorSettings(HeartbeatSettings):
@@ -48,9 +53,20 @@ class ExecutorSettings(HeartbeatSettings):
         description="share of the available memory that the KV cache may take",
         json_schema_extra=flag("Memory", default="0.5, but at most 1 GiB"),
     )
-    executor_plan: Literal["auto", "eager"] = Field(
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         default="auto",
-        description="how a step is computed; auto takes the fastest plan that the model allows",
+        description="type of the KV cache; auto is bfloat16 in the native plan, dtype in eager",
+        json_schema_extra=flag("Memory"),
+    )
+    weight_cache: str = Field(
+        default_factory=default_weight_cache,
+        min_length=1,
+        description="folder where packed weights wait for the next start; off keeps none",
+        json_schema_extra=flag("Memory", default="$XDG_CACHE_HOME/triptych or ~/.cache/triptych"),
+    )
+    executor_plan: Literal["auto", "eager", "native"] = Field(
+        default="auto",
+        description="how a step is computed; auto takes native where it can express the model",
         json_schema_extra=flag("Execution"),
     )
     enforce_eager: bool = Field(
@@ -67,6 +83,23 @@ class ExecutorSettings(HeartbeatSettings):
         le=1024,
         description="compute threads",
         json_schema_extra=flag("Execution", unit="threads", default="one per core"),
+    )
+    cpu_affinity: str = Field(
+        default="auto",
+        pattern=r"^(auto|none|\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)$",
+        description="cores to pin compute threads to, like 0-3,8; auto pins when there is a "
+        "thread for every core that may be used",
+        json_schema_extra=flag("Execution"),
+    )
+    cpu_isa: Literal["auto", "avx512vnni", "avx512", "avx2", "scalar"] = Field(
+        default="auto",
+        description="instruction set of the CPU kernels; auto takes the machine's best",
+        json_schema_extra=flag("Execution"),
+    )
+    activation_dtype: Literal["int16", "int8"] = Field(
+        default="int16",
+        description="type that activations are rounded to where weights are quantised",
+        json_schema_extra=flag("Execution"),
     )
     rank: int = Field(
         default=0,

@@ -93,6 +93,14 @@ class StepInputs:
         if int((self.logits_rows >= 0).sum()) != self.num_samples:
             raise StepInputsError(f"step {self.step_id}: logits rows differ from the samples")
 
+    def check_destinations(self, num_rows: int) -> None:
+        """Raise StepInputsError unless the rows that sample have different rows of `num_rows`."""
+        rows = self.logits_rows[self.logits_rows >= 0]
+        if len(rows) and (rows.max() >= num_rows or len(np.unique(rows)) != len(rows)):
+            raise StepInputsError(
+                f"logits rows {rows.tolist()} are not different rows of {num_rows}"
+            )
+
     def check(
         self, *, vocabulary_size: int, max_model_len: int, num_blocks: int, block_size: int
     ) -> None:

@@ -6,13 +6,14 @@ are filled part by part), so a weight is copied once: from the mapped file to it
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from triptych.services.executor.model_config import ModelConfig
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles
+
+if TYPE_CHECKING:  # the native plan loads weights without it, and starts a second sooner
+    import torch
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) while weights load, from the loading thread."""
@@ -25,10 +26,10 @@ class WeightSource(Protocol):
     def config(self) -> ModelConfig:
         """The shape of the model, checked."""
 
-    def rope_factors(self) -> torch.Tensor | None:
+    def rope_factors(self) -> "torch.Tensor | None":
         """Divisors of the rotary frequencies, float32 [head_dim / 2], when the file has them."""
 
-    def load(self, parameters: Mapping[str, torch.Tensor], progress: Progress) -> None:
+    def load(self, parameters: "Mapping[str, torch.Tensor]", progress: Progress) -> None:
         """Fill every parameter (any float dtype).
 
         Raises StartupError, naming tensors, when one is missing, unexpected, or of another shape.

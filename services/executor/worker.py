@@ -85,6 +85,7 @@ class Worker:
             context.destroy(linger=0)
 
     def _serve(self, session: Session, backend: Backend) -> None:
+        backend.reserve(session.step_ring.layout.max_tokens)
         for ready in session.steps(self._wake):
             self._counters.step_started = time.monotonic()
             answer = self._execute(session, backend, ready)

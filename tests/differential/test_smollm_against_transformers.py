@@ -43,7 +43,7 @@ def transformers_model(path: Path) -> torch.nn.Module:
 
 def test_greedy_tokens_and_logits(smollm: Path) -> None:
     reference = transformers_model(smollm)
-    options = BackendOptions(max_model_len=64, kv_cache_memory=16 << 20)
+    options = BackendOptions(plan="eager", max_model_len=64, kv_cache_memory=16 << 20)
     driver = StepDriver(open_backend(resolve_model(str(smollm)), options))
     sequences = [DrivenSequence() for _ in PROMPTS]
     texts = [list(prompt) for prompt in PROMPTS]

@@ -81,8 +81,8 @@ def small_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A long context over a pool of few blocks."""
     folder = tmp_path_factory.mktemp("pool")
     model = tiny_model(folder, max_position_embeddings=2048)
-    # 2 layers x (k, v) x 16 tokens x 2 heads x 8 x 4 bytes = 4 KiB a block: 49 blocks
-    flags = ("--kv-cache-memory", str(49 * 4096), "--cpu-threads", "1", "--dtype", "float32")
+    # 2 layers x 16 tokens x 2 heads x (k of 8, v in lanes of 16) x 2 bytes = 3 KiB: 49 blocks
+    flags = ("--kv-cache-memory", str(49 * 3072), "--cpu-threads", "1")
     with running_engine(model, folder / "run", *flags) as engine:
         yield engine
         engine.wait_idle()

@@ -31,12 +31,11 @@ def maps(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_three_processes_and_only_the_executor_has_torch(engine: Engine) -> None:
+def test_three_processes_and_none_has_torch(engine: Engine) -> None:
     pids = {name: engine.pid(name) for name in CONTROL_NAMES}
     assert len(set(pids.values())) == 3
-    assert "libtorch" in maps(pids["executor-0"])
-    assert "libtorch" not in maps(pids["tokenizer-0"])
-    assert "libtorch" not in maps(pids["scheduler"])
+    for pid in pids.values():  # the native plan does without
+        assert "libtorch" not in maps(pid)
 
 
 def test_only_the_tokenizer_listens_on_tcp(engine: Engine) -> None:

@@ -77,6 +77,9 @@ class FakeBackend:
     def facts(self) -> BackendFacts:
         return self._facts
 
+    def reserve(self, max_tokens: int) -> None:
+        """Nothing to make room for."""
+
     def execute(self, inputs: StepInputs, logits: Logits) -> None:
         time.sleep(self._step_seconds)
         self._cache[inputs.slots] = inputs.token_ids

@@ -1,12 +1,13 @@
 """Random tiny models of transformers, as folders and as GGUF twins of the same weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -79,8 +80,17 @@ def reference_logits(model: torch.nn.Module, tokens: list[int]) -> Floats:
     return logits
 
 
-def write_gguf(model: torch.nn.Module, path: Path, rope_factors: Floats | None = None) -> None:
-    """Write a Llama, Qwen2 or GPT-2 as llama.cpp's converter does, in float32."""
+def write_gguf(
+    model: torch.nn.Module,
+    path: Path,
+    rope_factors: Floats | None = None,
+    type_of: Callable[[str], str] = lambda name: "F32",
+) -> None:
+    """Write a Llama, Qwen2 or GPT-2 as llama.cpp's converter does.
+
+    `type_of` gives the type of a matrix by its GGUF name; vectors are float32. K-quants, for which
+    there is no quantiser here, hold random blocks instead of the model's weights.
+    """
     config = getattr(model, "config")  # noqa: B009 - transformers has no types
     kind = str(config.model_type)
     writer = GGUFWriter(str(path), kind)
@@ -115,13 +125,41 @@ def write_gguf(model: torch.nn.Module, path: Path, rope_factors: Floats | None =
             values = interleaved(values, kv_heads)
         if gpt2 and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
             values = np.ascontiguousarray(values.T)
-        writer.add_tensor(gguf_name(name), values)
+        stored = type_of(gguf_name(name)) if values.ndim == 2 else "F32"
+        if stored == "F32":
+            writer.add_tensor(gguf_name(name), values)
+            continue
+        raw = (random_blocks if stored in _K_BLOCKS else quantised)(stored, values)
+        writer.add_tensor(gguf_name(name), raw, raw_dtype=GGMLQuantizationType[stored])
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+_K_BLOCKS = {"Q4_K": (144, 0, 2), "Q5_K": (176, 0, 2), "Q6_K": (210, 208, None)}
+"""Bytes of a block of 256, and where its scale and the scale of its minima are, float16."""
+
+
+def quantised(kind: str, values: Floats) -> npt.NDArray[np.uint8]:
+    """Rows of blocks of a type that the gguf package can write."""
+    raw: npt.NDArray[np.uint8] = quantize(values, GGMLQuantizationType[kind]).view(np.uint8)
+    return raw
+
+
+def random_blocks(kind: str, values: Floats) -> npt.NDArray[np.uint8]:
+    """Rows of random K-quant blocks for a matrix of this shape, about as large as a model's."""
+    shape = values.shape
+    size, scale_at, min_at = _K_BLOCKS[kind]
+    rng = np.random.default_rng(shape[0])
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // 256, size), dtype=np.uint8)
+    scale = np.float16(1e-5 if kind == "Q6_K" else 2e-4)
+    for at, value in ((scale_at, scale), (min_at, np.float16(scale * 7))):
+        if at is not None:
+            blocks[:, :, at : at + 2] = np.frombuffer(value.tobytes(), np.uint8)
+    return blocks.reshape(shape[0], -1)
 
 
 def interleaved(weight: Floats, heads: int) -> Floats:

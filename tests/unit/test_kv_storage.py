@@ -5,14 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from triptych.services.executor import kv_storage
-from triptych.services.executor.kv_storage import (
-    KvBudget,
-    KvStorage,
-    available_memory,
-    block_bytes,
-    num_blocks_for,
-)
+from triptych.services.executor import kv_budget
+from triptych.services.executor.kv_budget import KvBudget, available_memory, num_blocks_for
+from triptych.services.executor.kv_storage import KvStorage, block_bytes
 from triptych.services.executor.model_config import ModelConfig, Rope
 from triptych.services.runtime.lifecycle import StartupError
 
@@ -25,7 +20,8 @@ SIZE = 2 * 3 * 16 * 2 * 8 * 4
 
 
 def blocks(budget: KvBudget, config: ModelConfig = CONFIG, max_model_len: int = 64) -> int:
-    return num_blocks_for(config, 16, torch.float32, max_model_len, budget)
+    size = block_bytes(config, 16, torch.float32)
+    return num_blocks_for(size, 16, max_model_len, budget)
 
 
 def test_block_bytes() -> None:
@@ -44,7 +40,7 @@ def test_less_than_a_block_is_refused() -> None:
 
 
 def test_a_share_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_storage, "available_memory", lambda: SIZE * 100)
+    monkeypatch.setattr(kv_budget, "available_memory", lambda: SIZE * 100)
     assert blocks(KvBudget(memory_utilization=0.25)) == 25
     assert blocks(KvBudget()) == 50
     with pytest.raises(StartupError, match="less than one block"):
@@ -52,7 +48,7 @@ def test_a_share_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_default_leaves_the_machine_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_storage, "available_memory", lambda: 1 << 44)
+    monkeypatch.setattr(kv_budget, "available_memory", lambda: 1 << 44)
     assert blocks(KvBudget()) == 64 * 4  # 64 sequences of 64 tokens
     big = replace(CONFIG, num_layers=100, num_heads=64, num_kv_heads=64, head_dim=128)
     size = block_bytes(big, 16, torch.float32)

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <string>
 
+#include "array_view.h"
+#include "bindings_plan.h"
 #include "dispatch.h"
 #include "philox.h"
 #include "sampler.h"
@@ -13,31 +15,8 @@ namespace py = pybind11;
 
 namespace {
 
-// A view of `array`, never a converted copy. Throws TypeError or ValueError naming what is wrong.
-template <typename T>
-const T* view(const py::array& array, const char* name, py::ssize_t dimensions) {
-  if (!py::isinstance<py::array_t<T>>(array))
-    throw py::type_error(std::string(name) + " must have dtype " +
-                         std::string(py::str(py::dtype::of<T>())) + ", not " +
-                         std::string(py::str(array.dtype())));
-  if (array.ndim() != dimensions)
-    throw py::value_error(std::string(name) + " must have " + std::to_string(dimensions) +
-                          " dimensions, not " + std::to_string(array.ndim()));
-  constexpr int kRequired =
-      py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_ | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
-  if ((array.flags() & kRequired) != kRequired)
-    throw py::value_error(std::string(name) + " must be C-contiguous and aligned");
-  return static_cast<const T*>(array.data());
-}
-
-template <typename T>
-const T* column(const py::array& array, const char* name, py::ssize_t length) {
-  const T* data = view<T>(array, name, 1);
-  if (array.shape(0) != length)
-    throw py::value_error(std::string(name) + " has " + std::to_string(array.shape(0)) +
-                          " entries, expected " + std::to_string(length));
-  return data;
-}
+using triptych::column;
+using triptych::view;
 
 void check_temperatures(const float* temperature, py::ssize_t rows) {
   for (py::ssize_t i = 0; i < rows; ++i)
@@ -99,4 +78,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("active_isa", [] { return triptych::active_kernels().name; });
   m.def("supported_isas", &triptych::supported_isas);
   m.def("select_isa", &triptych::select_isa, py::arg("name"));
+  triptych::bind_plan(m);
+  triptych::bind_ops(m);
+  triptych::bind_matmul(m);
 }

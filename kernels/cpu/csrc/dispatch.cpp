@@ -6,18 +6,31 @@
 namespace triptych {
 namespace {
 
+#if defined(__x86_64__)
+bool runs_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+
+bool runs_avx512() {
+  return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl");
+}
+
+bool runs_avx512vnni() { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
+#endif
+
 const Kernels kTable[] = {
 #if defined(__x86_64__)
-    {"avx512",
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl");
-     },
-     &kSamplerAvx512},
-    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); },
-     &kSamplerAvx2},
+    {"avx512vnni", runs_avx512vnni, &kSamplerAvx512, &kMatmulAvx512Vnni, &kElementwiseAvx512,
+     &kAttentionAvx512, &kLimitsAvx512Vnni},
+    {"avx512", runs_avx512, &kSamplerAvx512, &kMatmulAvx512, &kElementwiseAvx512, &kAttentionAvx512,
+     &kLimitsAvx512},
+    {"avx2", runs_avx2, &kSamplerAvx2, &kMatmulAvx2, &kElementwiseAvx2, &kAttentionAvx2,
+     &kLimitsAvx2},
 #endif
-    {"scalar", [] { return true; }, &kSamplerScalar},
+    {"scalar", [] { return true; }, &kSamplerScalar, &kMatmulScalar, &kElementwiseScalar,
+     &kAttentionScalar, &kLimitsScalar},
 };
 
 const Kernels& best() {

@@ -3,6 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "attention.h"
+#include "elementwise.h"
+#include "machine_limits.h"
+#include "matmul.h"
 #include "sampler_kernels.h"
 
 namespace triptych {
@@ -11,6 +15,10 @@ struct Kernels {
   const char* name;
   bool (*runs_here)();
   const SamplerKernels* sampler;
+  const MatmulKernels* matmul;
+  const ElementwiseKernels* elementwise;
+  const AttentionKernels* attention;
+  const LimitKernels* limits;
 };
 
 // Best first. "scalar" always runs.

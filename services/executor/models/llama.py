@@ -1,7 +1,5 @@
 """Llama, Mistral, Qwen2: RMS norms, rotary embedding, grouped queries, gated MLP."""
 
-import math
-
 import torch
 
 from triptych.kernels.reference.rms_norm import rms_norm
@@ -9,8 +7,9 @@ from triptych.kernels.reference.rotary import rotary
 from triptych.kernels.reference.silu_gate import silu_gate
 from triptych.services.executor.eager_attention import AttentionInputs, eager_attention
 from triptych.services.executor.kv_storage import KvStorage
-from triptych.services.executor.model_config import ModelConfig, Rope
+from triptych.services.executor.model_config import ModelConfig
 from triptych.services.executor.models.layers import Linear, activate
+from triptych.services.executor.rope_frequencies import inverse_frequencies
 
 
 class Llama:
@@ -26,7 +25,10 @@ class Llama:
         self._layers = [_Layer(config, dtype) for _ in range(config.num_layers)]
         self._norm = torch.empty(config.hidden_size, dtype=torch.float32)
         self._head = self._embedding if config.tied_head else torch.empty_like(self._embedding)
-        self._frequencies = inverse_frequencies(config.rope, config.head_dim, rope_factors)
+        factors = None if rope_factors is None else rope_factors.numpy()
+        self._frequencies = torch.from_numpy(
+            inverse_frequencies(config.rope, config.head_dim, factors)
+        )
 
     @property
     def head(self) -> torch.Tensor:
@@ -115,30 +117,3 @@ class _Layer:
             return self._down(silu_gate(gate_up))
         gate, up = gate_up.chunk(2, dim=-1)
         return self._down(activate(gate, self._config.activation) * up)
-
-
-def inverse_frequencies(
-    rope: Rope, head_dim: int, factors: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Radians per position of each pair, float32 [head_dim / 2], as transformers computes them.
-
-    `factors` (GGUF's rope_freqs) divide what the scaling leaves.
-    """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / (rope.theta**exponents)
-    match rope.kind:
-        case "none":
-            pass
-        case "linear":
-            frequencies = frequencies / rope.factor
-        case "llama3":
-            frequencies = _llama3(frequencies, rope)
-    return frequencies if factors is None else frequencies / factors
-
-
-def _llama3(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Long waves slowed by `factor`, short ones kept, a ramp between (Llama 3.1's scaling)."""
-    turns = rope.original_max_position * frequencies / (2 * math.pi)  # in the original context
-    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    ramp = ramp.clamp(0, 1)
-    return (1 - ramp) * frequencies / rope.factor + ramp * frequencies

@@ -1,0 +1,87 @@
+"""The eager plan as a Backend: weights and cache as torch tensors."""
+
+import torch
+
+from triptych.services.executor.backend import BackendFacts, BackendOptions, Logits
+from triptych.services.executor.eager_plan import EagerPlan
+from triptych.services.executor.kv_budget import KvBudget, num_blocks_for
+from triptych.services.executor.kv_storage import KvStorage, block_bytes
+from triptych.services.executor.models import build_network
+from triptych.services.executor.step_inputs import StepInputs
+from triptych.services.executor.weights import Progress, open_weights
+from triptych.services.runtime.model_files import ModelFiles
+
+
+def open_eager(files: ModelFiles, options: BackendOptions, progress: Progress) -> "EagerBackend":
+    """Load a model into memory. Raises StartupError when it cannot be run.
+
+    Sets the process's number of compute threads when the options say one.
+    """
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    source = open_weights(files)
+    config = source.config
+    max_model_len = config.context_within(options.max_model_len)
+    dtype_name = "float32" if options.dtype == "auto" else options.dtype
+    if options.kv_cache_dtype not in ("auto", dtype_name):
+        raise config.refused(
+            f"kv_cache_dtype {options.kv_cache_dtype} is not supported by the eager plan, whose "
+            f"cache has the dtype of the model ({dtype_name})"
+        )
+    dtype = torch.float32 if dtype_name == "float32" else torch.bfloat16
+    budget = KvBudget(options.kv_cache_memory, options.memory_utilization)
+    try:
+        network = build_network(config, dtype, source.rope_factors())
+    except RuntimeError as error:  # torch's allocator
+        raise config.refused("not enough memory for the weights") from error
+    parameters = network.parameters()
+    with torch.inference_mode():
+        source.load(parameters, progress)
+    # After the weights are in place, so that a share of the available memory is what is left.
+    num_blocks = num_blocks_for(
+        block_bytes(config, options.block_size, dtype), options.block_size, max_model_len, budget
+    )
+    storage = KvStorage(config, num_blocks, options.block_size, dtype)
+    facts = BackendFacts(
+        device="cpu",
+        plan="eager",
+        dtype=dtype_name,
+        architecture=config.architecture,
+        model=files.name,
+        parameters=sum(each.numel() for each in parameters.values()),
+        weight_bytes=sum(each.nbytes for each in parameters.values()),
+        vocabulary_size=config.vocabulary_size,
+        max_model_len=max_model_len,
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        kv_cache_bytes=storage.num_bytes,
+        kv_cache_dtype=dtype_name,
+    )
+    return EagerBackend(facts, EagerPlan(config, network, storage))
+
+
+class EagerBackend:
+    """A model computed by torch on this machine's CPU."""
+
+    def __init__(self, facts: BackendFacts, plan: EagerPlan) -> None:
+        self._facts = facts
+        self._plan = plan
+
+    @property
+    def facts(self) -> BackendFacts:
+        """As `Backend.facts`."""
+        return self._facts
+
+    def reserve(self, max_tokens: int) -> None:
+        """As `Backend.reserve`: nothing, torch allocates as it goes."""
+
+    def execute(self, inputs: StepInputs, logits: Logits) -> None:
+        """As `Backend.execute`."""
+        facts = self._facts
+        inputs.check(
+            vocabulary_size=facts.vocabulary_size,
+            max_model_len=facts.max_model_len,
+            num_blocks=facts.num_blocks,
+            block_size=facts.block_size,
+        )
+        self._plan.run(inputs, logits)

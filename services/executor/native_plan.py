@@ -1,0 +1,183 @@
+"""The native plan as a Backend: a step is one C++ call over packed weights, without torch.
+
+The numbers are those of kernels/cpu/csrc: weights as they are on disk, activations as 16-bit codes
+per block of 32 where the weights are quantised, all else float32.
+"""
+
+import logging
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from triptych.kernels.cpu import Plan, kv_block_bytes
+from triptych.services.executor.backend import BackendFacts, BackendOptions, Logits, Progress
+from triptych.services.executor.kv_budget import KvBudget, num_blocks_for
+from triptych.services.executor.model_config import ModelConfig
+from triptych.services.executor.packed_weights import (
+    Place,
+    pack_weights,
+    parts_of,
+    places_of,
+    plan_weights,
+    total_bytes,
+)
+from triptych.services.executor.raw_weights import RawWeights
+from triptych.services.executor.rope_frequencies import inverse_frequencies
+from triptych.services.executor.step_inputs import StepInputs
+from triptych.services.executor.weight_cache import packed_memory
+from triptych.services.runtime.lifecycle import StartupError
+from triptych.services.runtime.model_files import ModelFiles
+
+_LANES = 16
+_ACTIVATION_LIMITS = {"int16": 32767, "int8": 127}
+
+_log = logging.getLogger(__name__)
+
+
+def why_not_native(config: ModelConfig, options: BackendOptions) -> str | None:
+    """What the plan cannot express of a model or of the options; None when it can all of it."""
+    if config.family != "llama" or config.rope is None:
+        return f"models of family {config.family} are not among what it knows (llama)"
+    if config.activation not in ("silu", "gelu_tanh"):
+        return f"activation {config.activation} (silu, gelu_tanh are known)"
+    if config.output_bias or config.mlp_bias:
+        return "biases of the output projection or the MLP"
+    if options.dtype == "bfloat16":
+        return "dtype bfloat16 (it computes in float32)"
+    if options.block_size % _LANES:
+        return f"block_size {options.block_size} is not a multiple of {_LANES}"
+    return None
+
+
+def open_native(
+    files: ModelFiles, source: RawWeights, options: BackendOptions, progress: Progress
+) -> "NativeBackend":
+    """Pack a model's weights, or map them from the cache. Raises StartupError.
+
+    For a model and options that `why_not_native` has nothing against.
+    """
+    config = source.config
+    max_model_len = config.context_within(options.max_model_len)
+    threads = options.threads or 1
+    places = places_of(parts_of(config), source)
+    started = time.monotonic()
+    memory, cached = packed_memory(
+        options.weight_cache,
+        files,
+        places,
+        lambda to: pack_weights(places, source, to, threads, progress),
+    )
+    how = "mapped from the cache" if cached else "packed"
+    _log.info("weights %s in %.2f s", how, time.monotonic() - started)
+    kv_dtype = "bfloat16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    block_bytes = kv_block_bytes(
+        config.num_layers, options.block_size, config.num_kv_heads, config.head_dim, kv_dtype
+    )
+    budget = KvBudget(options.kv_cache_memory, options.memory_utilization)
+    # After the weights are in place, so that a share of the available memory is what is left.
+    num_blocks = num_blocks_for(block_bytes, options.block_size, max_model_len, budget)
+    facts = BackendFacts(
+        device="cpu",
+        plan="native",
+        dtype="float32",
+        architecture=config.architecture,
+        model=files.name,
+        parameters=_parameters(places),
+        weight_bytes=total_bytes(places),
+        vocabulary_size=config.vocabulary_size,
+        max_model_len=max_model_len,
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        kv_cache_bytes=num_blocks * block_bytes,
+        kv_cache_dtype=kv_dtype,
+    )
+    plan = _build(config, facts, options, source, (places, memory))
+    return NativeBackend(facts, plan)
+
+
+def _build(
+    config: ModelConfig,
+    facts: BackendFacts,
+    options: BackendOptions,
+    source: RawWeights,
+    packed: tuple[list[Place], npt.NDArray[np.uint8]],
+) -> Plan:
+    assert config.rope is not None
+    frequencies = inverse_frequencies(config.rope, config.head_dim, source.rope_factors())
+    shape = {
+        "vocabulary_size": config.vocabulary_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_layers": config.num_layers,
+        "num_heads": config.num_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "norm_epsilon": config.norm_epsilon,
+        "activation": config.activation,
+        "sliding_window": config.sliding_window,
+        "frequencies": frequencies.tolist(),
+        "max_model_len": facts.max_model_len,
+        "block_size": facts.block_size,
+        "num_blocks": facts.num_blocks,
+        "kv_dtype": facts.kv_cache_dtype,
+        "activation_limit": _ACTIVATION_LIMITS[options.activation_dtype],
+    }
+    try:
+        return Plan(shape, plan_weights(*packed), options.threads or 1, options.affinity)
+    except MemoryError as error:
+        raise StartupError(
+            f"the KV cache of {facts.kv_cache_bytes} bytes cannot be allocated; use a smaller "
+            f"--kv-cache-memory"
+        ) from error
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+
+
+class NativeBackend:
+    """A model computed by our own kernels on this machine's CPU."""
+
+    def __init__(self, facts: BackendFacts, plan: Plan) -> None:
+        self._facts = facts
+        self._plan = plan
+        self._pinned = False
+
+    @property
+    def facts(self) -> BackendFacts:
+        """As `Backend.facts`."""
+        return self._facts
+
+    @property
+    def plan(self) -> Plan:
+        """The plan itself, for benchmarks."""
+        return self._plan
+
+    def reserve(self, max_tokens: int) -> None:
+        """As `Backend.reserve`. Pins the calling thread, which is to be the one that executes."""
+        self._plan.reserve(max_tokens)
+        self._plan.pin_caller()
+
+    def execute(self, inputs: StepInputs, logits: Logits) -> None:
+        """As `Backend.execute`. One native call; nothing is allocated below it."""
+        facts = self._facts
+        inputs.check(
+            vocabulary_size=facts.vocabulary_size,
+            max_model_len=facts.max_model_len,
+            num_blocks=facts.num_blocks,
+            block_size=facts.block_size,
+        )
+        inputs.check_destinations(len(logits))
+        self._plan.step(
+            inputs.token_ids,
+            inputs.positions,
+            inputs.slots,
+            inputs.row_starts,
+            inputs.kv_lengths,
+            inputs.logits_rows,
+            inputs.block_tables,
+            logits,
+        )
+
+
+def _parameters(places: list[Place]) -> int:
+    return sum(int(np.prod(place.part.shape, dtype=np.int64)) for place in places)
