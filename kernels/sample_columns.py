@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+SampleTuple = tuple[float, int, float, float, int, int, int, tuple[int, ...]]
+"""One row's values: temperature, top_k, top_p, min_p, seed, choice, position, banned ids."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleColumns:
@@ -62,6 +65,15 @@ class SampleColumns:
 
     def __len__(self) -> int:
         return len(self.temperature)
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[SampleTuple]) -> "SampleColumns":
+        """Columns from one tuple per row; at least one row."""
+        temperature, top_k, top_p, min_p, seed, choice, position, banned = zip(*rows, strict=True)
+        return cls.of(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            seed=seed, choice=choice, position=position, banned=banned,
+        )  # fmt: skip
 
     @classmethod
     def of(

@@ -3,6 +3,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from triptych.kernels.sample_columns import SampleTuple
+
 def sample(
     logits: NDArray[np.float32],
     temperature: NDArray[np.float32],
@@ -16,6 +18,9 @@ def sample(
     banned_starts: NDArray[np.int32],
     vocabulary_size: int,
 ) -> NDArray[np.int32]: ...
+def sample_rows(
+    logits: NDArray[np.float32], rows: list[SampleTuple], vocabulary_size: int
+) -> list[int]: ...
 def philox4x32(counter: Sequence[int], key0: int, key1: int) -> list[int]: ...
 def active_isa() -> str: ...
 def supported_isas() -> list[str]: ...

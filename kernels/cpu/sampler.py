@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych.kernels.cpu import _cpu
-from triptych.kernels.sample_columns import SampleColumns
+from triptych.kernels.sample_columns import SampleColumns, SampleTuple
 
 
 def sample(
@@ -32,3 +32,13 @@ def sample(
         columns.banned_starts,
         vocabulary_size,
     )
+
+
+def sample_rows(
+    logits: NDArray[np.float32], rows: list[SampleTuple], vocabulary_size: int
+) -> list[int]:
+    """`sample` with its values as one tuple per row: the scheduler's call, without numpy between.
+
+    Raises TypeError and ValueError as `sample` does, and as SampleColumns for values out of range.
+    """
+    return _cpu.sample_rows(logits, rows, vocabulary_size)

@@ -9,9 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych.kernels.reference.philox import gumbel
-from triptych.kernels.sample_columns import SampleColumns
+from triptych.kernels.sample_columns import SampleColumns, SampleTuple
 
 NO_TOKEN = -1
+
+
+def sample_rows(
+    logits: NDArray[np.float32], rows: list[SampleTuple], vocabulary_size: int
+) -> list[int]:
+    """`sample` with its values as one tuple per row."""
+    tokens: list[int] = sample(logits, SampleColumns.of_rows(rows), vocabulary_size).tolist()
+    return tokens
 
 
 def sample(

@@ -5,13 +5,16 @@ are, and the next `join` says hello to the next scheduler. The order of the hand
 in the scheduler's executor_link.
 """
 
+import contextlib
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import zmq
+from google.protobuf.message import DecodeError
 
 from triptych.engine_core.layout import LAYOUT_VERSION
 from triptych.services.runtime.lifecycle import StartupError
@@ -55,21 +58,38 @@ class Session:
 
     def steps(self, wake: int) -> Iterator[stage_pb2.StepReady]:
         """Steps as they come, until the scheduler is gone or the eventfd `wake` is written to."""
-        poller = zmq.Poller()
-        poller.register(self._channel.socket, zmq.POLLIN)
-        poller.register(self._connection.fileno(), zmq.POLLIN)
-        poller.register(wake, zmq.POLLIN)
+        poller = select.poll()
+        for fd in (self._channel.fd, self._connection.fileno(), wake):
+            poller.register(fd, select.POLLIN)
         while True:
-            readable = {key for key, _ in poller.poll() if isinstance(key, int)}
-            if readable:  # after the exchange the connection only ever ends
+            readable = {fd for fd, _ in poller.poll()}
+            if wake in readable:
                 return
-            for reply in self._channel.receive():
-                if reply.HasField("ready") and reply.ready.epoch == self.epoch:
-                    yield reply.ready
+            if self._channel.fd in readable:
+                for _ in self._channel.receive():  # beats; they would fill the queue
+                    pass
+            if self._connection.fileno() in readable:
+                ready = self._receive()
+                if ready is None:
+                    return
+                yield ready
+
+    def _receive(self) -> stage_pb2.StepReady | None:
+        """The step that the scheduler sent; None when it is gone, or breaks its promise."""
+        try:
+            packet = self._connection.receive_packet()
+            if packet is None:
+                return None
+            ready = stage_pb2.ExecutorReply.FromString(packet).ready
+        except (OSError, OfferError, DecodeError) as error:
+            _log.warning("the scheduler's connection: %s", error)
+            return None
+        return ready if ready.epoch == self.epoch else None
 
     def send(self, message: stage_pb2.ExecutorMessage) -> None:
-        """Answer a step. When it cannot be queued the scheduler is not alive; `steps` ends then."""
-        self._channel.send(message)
+        """Answer a step. When it cannot be sent the scheduler is not alive; `steps` ends then."""
+        with contextlib.suppress(OSError):
+            self._connection.send_packet(message.SerializeToString())
 
     def close(self) -> bool:
         """Let go of sockets and rings; False when somebody still holds views into a ring."""

@@ -23,7 +23,7 @@ from triptych.services.runtime.process_stats import process_stats
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.runtime.settings import load_settings
 from triptych.services.scheduler.loop import StepLoop
-from triptych.services.scheduler.sampler import StepSampler
+from triptych.services.scheduler.sampler import sampler_of
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.v1 import control_pb2
 
@@ -55,7 +55,7 @@ async def _serve(settings: SchedulerSettings, run_dir: RunDir) -> int:
     # Never 0, which says "unknown" on the wire, and never that of an earlier scheduler.
     epoch = secrets.randbits(63) + 1
     try:
-        steps = StepLoop(settings, run_dir, epoch, StepSampler.of(settings.engine_impl))
+        steps = StepLoop(settings, run_dir, epoch, sampler_of(settings.engine_impl))
     except (OSError, zmq.ZMQError) as error:
         raise StartupError(f"sockets in {run_dir.path}: {error}") from error
     control = ControlServer(run_dir, _NAME, lambda: _stats(steps))

@@ -1,7 +1,8 @@
 """The scheduler's end of the connection to its executor: hello, rings, steps, and how it is lost.
 
     hello, welcome (ZeroMQ) -> offer of the logits ring, offer of the step ring (descriptor socket)
-    -> joined: StepReady, StepDone, beats -> end of file, silence, or a broken promise: lost
+    -> joined: StepReady, StepDone (descriptor socket), beats (ZeroMQ)
+    -> end of file, silence, or a broken promise: lost
 
 The newest hello wins while no executor has joined; afterwards a second executor is refused. What
 happens to sequences is the loop's business: this module yields events and never calls back.
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import zmq
+from google.protobuf.message import DecodeError
 
 from triptych.engine_core.layout import LAYOUT_VERSION
 from triptych.services.runtime.run_dir import RunDir
@@ -112,7 +114,12 @@ class ExecutorLink:
         """Tell the executor that a slot is written; False when it is gone (end of file follows)."""
         assert self._joined is not None
         ready = stage_pb2.StepReady(step_id=step_id, slot=slot, epoch=self._welcome.epoch)
-        return self._channel.send(self._joined.identity, stage_pb2.ExecutorReply(ready=ready))
+        packet = stage_pb2.ExecutorReply(ready=ready).SerializeToString()
+        try:
+            self._joined.connection.send_packet(packet)
+        except OSError:
+            return False
+        return True
 
     def beat(self, beat: stage_pb2.SchedulerBeat) -> None:
         """Say that the scheduler lives."""
@@ -121,16 +128,13 @@ class ExecutorLink:
 
     def receive(self, readable: set[int], now: float) -> Iterator[ExecutorEvent]:
         """What has happened, without waiting. `readable`: the descriptors that the poll named."""
-        joined = self._joined
+        if self._joined is not None and self._joined.connection.fileno() in readable:
+            yield from self._take_packets(now)
         answers = list(self._channel.receive())
-        if joined is not None and joined.connection.fileno() in readable:
-            # What it said before it died still counts, and goes before another one's hello.
-            last_words = [each for each in answers if beat_owner(each.peer) == joined.identity]
-            answers = [each for each in answers if each not in last_words]
-            for received in last_words:
-                yield from self._take(received, now)
-            if self._joined is joined:
-                yield self._lose("its connection ended")
+        # Again before the answers are taken: what an executor said before it died still counts,
+        # and its end goes before another one's hello.
+        if answers:
+            yield from self._take_packets(now)
         for received in answers:
             yield from self._take(received, now)
         if self._listener.fileno() in readable:
@@ -158,6 +162,27 @@ class ExecutorLink:
 
     # ----------------------------------------------------------------------------------- details
 
+    def _take_packets(self, now: float) -> Iterator[ExecutorEvent]:
+        """Everything that the joined executor has said of its steps, and whether it is gone."""
+        joined = self._joined
+        while joined is not None and self._joined is joined:
+            try:
+                packet = joined.connection.receive_packet()
+                message = stage_pb2.ExecutorMessage.FromString(packet or b"")
+            except BlockingIOError:
+                return
+            except (OfferError, DecodeError) as error:
+                yield self._lose(f"it sent a malformed packet: {error}")
+                return
+            if packet is None:
+                yield self._lose("its connection ended")
+                return
+            joined.heard = now
+            if message.HasField("done") and message.done.epoch == self._welcome.epoch:
+                yield message.done
+            elif message.HasField("failed") and message.failed.epoch == self._welcome.epoch:
+                yield message.failed
+
     def _take(
         self, received: Received[stage_pb2.ExecutorMessage], now: float
     ) -> Iterator[ExecutorEvent]:
@@ -170,15 +195,8 @@ class ExecutorLink:
             return
         if ours and joined is not None:
             joined.heard = now
-        match message.WhichOneof("message"):
-            case "hello":
-                yield from self._take_hello(received.peer, message.hello)
-            case "done" if ours and message.done.epoch == self._welcome.epoch:
-                yield message.done
-            case "failed" if ours and message.failed.epoch == self._welcome.epoch:
-                yield message.failed
-            case _:
-                pass  # a beat, or a late word of an executor that was lost
+        if message.HasField("hello"):
+            yield from self._take_hello(received.peer, message.hello)
 
     def _take_hello(self, peer: bytes, hello: stage_pb2.ExecutorHello) -> Iterator[ExecutorEvent]:
         if self._joined is not None and peer == self._joined.identity:

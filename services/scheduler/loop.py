@@ -18,10 +18,11 @@ from triptych.engine_core.errors import RequestError, Unavailable
 from triptych.engine_core.request import Request
 from triptych.engine_core.scheduler import Scheduler
 from triptych.engine_core.step import Event, Failed, StepPlan, StepResult, Token
+from triptych.kernels.sample_columns import SampleTuple
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.scheduler.build import build_core, longest_sequence
 from triptych.services.scheduler.executor_link import ExecutorJoined, ExecutorLink, ExecutorLost
-from triptych.services.scheduler.sampler import StepSampler
+from triptych.services.scheduler.sampler import SampleRows
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.services.scheduler.stats import Counters, Snapshot
 from triptych.services.scheduler.tokenizer_link import Dropped, Submitted, TokenizerLink
@@ -48,7 +49,7 @@ class StepLoop:
     """Binds its sockets when made, for which the run directory's lock must be held."""
 
     def __init__(
-        self, settings: SchedulerSettings, run_dir: RunDir, epoch: int, sampler: StepSampler
+        self, settings: SchedulerSettings, run_dir: RunDir, epoch: int, sampler: SampleRows
     ) -> None:
         self._settings = settings
         self._epoch = epoch
@@ -168,6 +169,7 @@ class StepLoop:
                 self._lose(reason)
             case stage_pb2.StepDone():
                 self._finish_step(event)
+                self._dispatch()  # the next step before all else: the executor waits
             case stage_pb2.StepFailed():
                 self._fail_step(event)
 
@@ -243,11 +245,10 @@ class StepLoop:
             self._lose(self._executor.drop(str(error)).reason)
             return
         assert self._tokenizers.vocabulary_size is not None, "there is a core"
-        token_ids = self._sampler.sample(
-            logits, core.sample_rows(plan), self._tokenizers.vocabulary_size
-        )
+        rows: list[SampleTuple] = [*core.sample_rows(plan)]
+        drawn = self._sampler(logits, rows, self._tokenizers.vocabulary_size) if rows else []
         sampled = _now()
-        events = core.apply(StepResult(plan.step_id, token_ids))
+        events = core.apply(StepResult(plan.step_id, tuple(drawn)))
         self._land()
         self._outbox.append((plan.step_id, events))
         self._count(events)

@@ -1,7 +1,9 @@
-"""Descriptors across a unix socket: how the rings reach the other process.
+"""The unix socket between scheduler and executor: descriptors of the rings, then the steps.
 
-A SOCK_SEQPACKET connection carries one packet each way (an Offer with the sender's ring) and then
-stays open without traffic: its end of file tells at once that the peer is gone, also after kill -9.
+A SOCK_SEQPACKET connection carries one Offer each way (with the descriptor of the sender's ring),
+and from then on a packet for each StepReady and StepDone: the kernel wakes the reader at once,
+where ZeroMQ would go through an I/O thread on each side. Its end of file tells at once that the
+peer is gone, also after kill -9, and comes after everything that the peer had said.
 """
 
 import os
@@ -14,6 +16,7 @@ from pathlib import Path
 _OFFER = struct.Struct("<8sQB47s")
 _MAGIC = b"TRIPFDS1"
 MAX_IDENTITY_BYTES = 47
+MAX_PACKET_BYTES = 1 << 16
 _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -68,6 +71,23 @@ class FdConnection:
             raise OfferError(f"{len(packet)} bytes with {len(fds)} descriptors are not an offer")
         _, epoch, length, identity = _OFFER.unpack(packet)
         return Offer(epoch, identity[:length], fds[0])
+
+    def send_packet(self, packet: bytes) -> None:
+        """Send 1 to MAX_PACKET_BYTES bytes. Raises OSError when the peer is gone or stuck."""
+        self._socket.send(packet, socket.MSG_NOSIGNAL)
+
+    def receive_packet(self) -> bytes | None:
+        """The peer's next packet, or None at end of file.
+
+        Raises TimeoutError or BlockingIOError when nothing came; OfferError for an overlong packet.
+        """
+        try:
+            packet = self._socket.recv(MAX_PACKET_BYTES + 1)
+        except ConnectionError:
+            return None
+        if len(packet) > MAX_PACKET_BYTES:
+            raise OfferError(f"a packet of more than {MAX_PACKET_BYTES} bytes")
+        return packet or None
 
     def _receive_packet(self) -> tuple[bytes, list[int], bool]:
         """(bytes, descriptors, whether some did not fit); recv_fds would ignore its flags."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 import zmq
 
@@ -32,11 +31,11 @@ from fake_tokenizer import FakeTokenizer
 from triptych.engine_core.errors import InvalidRequest, NotFinite, TooLong, Unavailable
 from triptych.engine_core.layout import LAYOUT_VERSION
 from triptych.engine_core.step import FinishReason
-from triptych.kernels.sample_columns import SampleColumns
+from triptych.kernels.sample_columns import SampleTuple
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.scheduler import loop
 from triptych.services.scheduler.loop import StepLoop
-from triptych.services.scheduler.sampler import StepSampler
+from triptych.services.scheduler.sampler import SampleRows, sampler_of
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.services.transport.channel import PROTOCOL_VERSION, DealerChannel, new_identity
 from triptych.services.transport.rings import LogitsView
@@ -48,7 +47,7 @@ LENGTH = FinishReason.LENGTH
 class Engine:
     """A loop on a thread, and what a test starts beside it."""
 
-    def __init__(self, folder: Path, sampler: StepSampler, **settings: object) -> None:
+    def __init__(self, folder: Path, sampler: SampleRows, **settings: object) -> None:
         self.run_dir = RunDir.open(folder)
         values: dict[str, object] = {"heartbeat_interval": 0.1, "heartbeat_timeout": 1.5}
         values |= {"max_num_seqs": 8, "max_num_batched_tokens": 16, "run_dir": str(folder)}
@@ -131,12 +130,10 @@ MakeEngine = Callable[..., Engine]
 def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
     engines: list[Engine] = []
 
-    def make(sampler: StepSampler | None = None, **settings: object) -> Engine:
+    def make(sampler: SampleRows | None = None, **settings: object) -> Engine:
         folder = tmp_path / f"run{len(engines)}"
         plain = settings.get("engine_impl") == "python"
-        engine = Engine(
-            folder, sampler or StepSampler.of("python" if plain else "native"), **settings
-        )
+        engine = Engine(folder, sampler or sampler_of("python" if plain else "native"), **settings)
         engines.append(engine)
         return engine
 
@@ -246,17 +243,16 @@ def test_a_step_that_raises_ends_its_requests_and_no_more(make_engine: MakeEngin
 
 def test_the_sampler_reads_the_ring_in_place(make_engine: MakeEngine) -> None:
     seen: list[tuple[int, int, bool]] = []
-    native = StepSampler.of("native")
+    native = sampler_of("native")
 
     class Spy:
         def __call__(
-            self, logits: LogitsView, columns: SampleColumns, vocabulary_size: int
-        ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+            self, logits: LogitsView, rows: list[SampleTuple], vocabulary_size: int
+        ) -> list[int]:
             seen.append((logits.ctypes.data, logits.nbytes, logits.flags.writeable))
-            tokens = native._function(logits, columns, vocabulary_size)
-            return tokens.reshape(len(columns))
+            return native(logits, rows, vocabulary_size)
 
-    engine = make_engine(StepSampler(Spy()))
+    engine = make_engine(Spy())
     engine.executor()  # another process: the one logits ring in our maps is the one it writes
     tokenizer = engine.tokenizer()
     slots = [tokenizer.submit([n], 4) for n in range(3)]
@@ -278,11 +274,11 @@ def test_the_sampler_reads_the_ring_in_place(make_engine: MakeEngine) -> None:
 def test_a_bug_ends_the_loop_loudly(make_engine: MakeEngine) -> None:
     class Broken:
         def __call__(
-            self, logits: LogitsView, columns: SampleColumns, vocabulary_size: int
-        ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-            return np.full(len(columns), vocabulary_size + 100, np.int32)
+            self, logits: LogitsView, rows: list[SampleTuple], vocabulary_size: int
+        ) -> list[int]:
+            return [vocabulary_size + 100] * len(rows)
 
-    engine = make_engine(StepSampler(Broken()))
+    engine = make_engine(Broken())
     engine.executor()
     tokenizer = engine.tokenizer()
     tokenizer.submit([1], 4)
@@ -417,7 +413,7 @@ def test_an_executor_waits_for_the_next_scheduler(make_engine: MakeEngine, tmp_p
     executor = first.executor()
     first.tokenizer()
     first.stop()
-    second = Engine(first.run_dir.path, StepSampler.of("native"))
+    second = Engine(first.run_dir.path, sampler_of("native"))
     try:
         tokenizer = second.tokenizer()
         slot = tokenizer.submit([4, 5], 6)

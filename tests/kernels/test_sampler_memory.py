@@ -1,5 +1,6 @@
 """How the sampler treats what it is given: in place, read only, without the GIL, or not at all."""
 
+import math
 import mmap
 import sys
 import threading
@@ -13,9 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from sampler_cases import Logits, random_logits, settings
-from triptych.kernels.cpu.sampler import sample
+from triptych.kernels.cpu.sampler import sample, sample_rows
 from triptych.kernels.reference.sampler import sample as reference
-from triptych.kernels.sample_columns import SampleColumns
+from triptych.kernels.reference.sampler import sample_rows as reference_rows
+from triptych.kernels.sample_columns import SampleColumns, SampleTuple
 
 Sampler = Callable[[Logits, SampleColumns, int], NDArray[np.int32]]
 BOTH = pytest.mark.parametrize("sampler", [sample, reference], ids=["cpu", "reference"])
@@ -151,3 +153,34 @@ def test_releases_the_gil() -> None:
         ticker.join()
     assert length > 10 * sys.getswitchinterval(), "the call is too short to tell"
     assert middle
+
+
+def test_rows_as_tuples_draw_the_same_tokens() -> None:
+    """`sample_rows`, the scheduler's call, against the columns and against the reference."""
+    random = np.random.default_rng(5)
+    logits = random.normal(0, 3, (24, 300)).astype(np.float32)
+    logits[3, 7] = np.nan
+    rows: list[SampleTuple] = [
+        (float(random.choice([0.0, 0.7, 1.5])), int(random.integers(-1, 40)),
+         float(random.uniform(0.1, 1)), float(random.uniform(0, 0.2)), 2**63 + i, i % 3, i * 7,
+         tuple(range(i % 5)))
+        for i in range(24)
+    ]  # fmt: skip
+    tokens = sample_rows(logits, rows, 290)
+    assert tokens == sample(logits, SampleColumns.of_rows(rows), 290).tolist()
+    assert tokens == reference_rows(logits, rows, 290)
+    assert tokens[3] == -1
+
+
+@pytest.mark.parametrize(
+    "row",
+    [(-1.0, 0, 1.0, 0.0, 0, 0, 0, ()), (math.nan, 0, 1.0, 0.0, 0, 0, 0, ()),
+     (1.0, 0, 1.5, 0.0, 0, 0, 0, ()), (1.0, 0, 1.0, math.nan, 0, 0, 0, ())],
+)  # fmt: skip
+def test_bad_values_in_a_tuple_are_refused(row: SampleTuple) -> None:
+    logits = np.zeros((1, 8), np.float32)
+    for sampler in (sample_rows, reference_rows):
+        with pytest.raises(ValueError, match=r"temperature|top_p|min_p"):
+            sampler(logits, [row], 8)
+    with pytest.raises(ValueError, match="each row"):
+        sample_rows(logits, [], 8)

@@ -186,6 +186,30 @@ def test_descriptors_cross_both_ways(tmp_path: Path) -> None:
     listener.close()
 
 
+def test_packets_keep_their_borders_and_their_bound(tmp_path: Path) -> None:
+    listener = FdListener(tmp_path / "fds")
+    near = fd_passing.connect(tmp_path / "fds", timeout=2.0)
+    far = listener.accept()
+    assert far is not None
+    near.send_packet(b"one")
+    near.send_packet(b"two" * 1000)
+    assert far.receive_packet() == b"one"
+    assert far.receive_packet() == b"two" * 1000
+    with pytest.raises(BlockingIOError):
+        far.receive_packet()
+    near.send_packet(b"x" * (fd_passing.MAX_PACKET_BYTES + 1))
+    with pytest.raises(OfferError):
+        far.receive_packet()
+    near.send_packet(b"last words")
+    near.close()
+    assert far.receive_packet() == b"last words"
+    assert far.receive_packet() is None
+    with pytest.raises(OSError, match="pipe"):
+        far.send_packet(b"to nobody")
+    far.close()
+    listener.close()
+
+
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
