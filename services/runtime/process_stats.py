@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from triptych import __version__
+import triptych
 from triptych.v1 import control_pb2
 
 RING_NAMES = ("triptych-step", "triptych-logits")
@@ -19,7 +19,7 @@ def process_stats() -> control_pb2.ProcessStats:
     with process.oneshot():
         return control_pb2.ProcessStats(
             pid=os.getpid(),
-            version=__version__,
+            version=triptych.__version__,
             uptime_seconds=max(0.0, time.time() - process.create_time()),
             resident_bytes=process.memory_info().rss,
             open_files=process.num_fds(),
