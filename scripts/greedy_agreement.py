@@ -4,7 +4,9 @@
 
 Sends all prompts at once through the public gRPC port, then lets transformers continue each alone.
 For every token that differs it prints the gap between the reference's two best logits: a difference
-is fair only where they are within 1e-4. Exit code 1 when another one is found.
+is fair only where they are within 1e-4. Exit code 1 when another one is found. The plan is eager,
+which computes in float32 throughout; `--executor-plan native` shows what 16-bit activations and the
+bfloat16 KV cache change.
 """
 
 import argparse
@@ -32,9 +34,10 @@ def main() -> int:
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--executor-plan", choices=("eager", "native"), default="eager")
     args = parser.parse_args()
     prompts = PROMPTS[: args.prompts]
-    pairs = answered(args.model, prompts, args.tokens)
+    pairs = answered(args.model, prompts, args.tokens, args.executor_plan)
     torch.set_grad_enabled(False)
     reference = AutoModelForCausalLM.from_pretrained(
         args.model.parent, gguf_file=args.model.name, dtype=torch.float32
@@ -47,11 +50,15 @@ def main() -> int:
     return 1 if unfair else 0
 
 
-def answered(model: Path, prompts: list[str], tokens: int) -> list[tuple[list[int], list[int]]]:
+def answered(
+    model: Path, prompts: list[str], tokens: int, plan: str
+) -> list[tuple[list[int], list[int]]]:
     """Prompt ids and output ids of each prompt, all sent to our engine at once."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_engine(model, Path(folder) / "run", "--dtype", "float32") as engine,
+        running_engine(
+            model, Path(folder) / "run", "--dtype", "float32", "--executor-plan", plan
+        ) as engine,
         ThreadPoolExecutor(len(prompts)) as pool,
     ):
 
