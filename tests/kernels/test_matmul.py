@@ -157,6 +157,6 @@ def test_refuses_activations_of_another_shape_or_type() -> None:
     with pytest.raises(ValueError, match="x has 32 columns, the matrix 64"):
         _cpu.matmul(weights.packed, np.zeros((1, 32), np.float32))
     with pytest.raises(TypeError, match="x must have dtype float32"):
-        _cpu.matmul(weights.packed, np.zeros((1, 64)))  # type: ignore[arg-type]
+        _cpu.matmul(weights.packed, np.zeros((1, 64)))  # type: ignore[arg-type]  # float64: the point
     with pytest.raises(ValueError, match="activation_limit is not within 1 and 32767"):
         _cpu.matmul(weights.packed, np.zeros((1, 64), np.float32), activation_limit=32768)
