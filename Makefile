@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 SEED ?= 1
+MIXES ?= 300
+RUNS ?= 2000
 SHELL := /bin/bash -o pipefail
 
 PY := .venv/bin/python
@@ -29,7 +31,8 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build model demo serve test check format lint types unit property kernels \
-	differential integration e2e bench-overhead bench-kernels bench-peers bench-accuracy test-asan \
+	differential integration e2e invariance bench-core bench-overhead bench-kernels bench-peers bench-accuracy bench-sampler \
+	lockstep invariance test-asan \
 	size proto-lint proto-breaking clean
 
 help: ## list the targets
@@ -83,6 +86,10 @@ integration: $(BUILT) $(MODEL) ## tests/integration: sockets, shared memory, kil
 e2e: $(BUILT) $(MODEL) ## tests/e2e: the three processes over gRPC
 	@$(PYTEST) tests/e2e
 
+bench-core: $(BUILT) $(PEER_READY) ## microseconds of scheduler and sampler, against Python, torch, llama.cpp (QUICK=1)
+	@$(PY) -P bench/core.py $(QUICK_FLAG)
+	@$(PY) -P bench/sampler.py --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
+
 bench-overhead: $(BUILT) $(MODEL) ## what the engine adds to the executor's step time (QUICK=1: under 3 minutes)
 	@$(PY) -P bench/overhead.py --model $(MODEL) $(QUICK_FLAG)
 
@@ -95,6 +102,15 @@ bench-accuracy: $(BUILT) $(MODEL) $(PEER_READY) ## distance to float32, ours and
 
 bench-kernels: $(BUILT) ## matrix products against the machine's limits (QUICK=1: a minute)
 	@$(PY) -P bench/kernels.py $(QUICK_FLAG)
+
+bench-sampler: $(BUILT) $(PEER_READY) ## microseconds per row, against torch and llama.cpp's sampler chain (QUICK=1)
+	@$(PY) -P bench/sampler.py --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
+
+lockstep: $(BUILT) ## random scheduler runs over the C++ batch and the plain one (RUNS=2000)
+	@$(PY) -P scripts/lockstep.py --runs $(RUNS)
+
+invariance: $(BUILT) $(MODEL) ## random mixes: every request gets the same bits alone and in any company (MIXES=300)
+	@$(PY) -P scripts/invariance.py --model $(MODEL) --mixes $(MIXES)
 
 test-asan: $(BUILT) ## the native modules' tests under AddressSanitizer and UBSan
 	@scripts/test_asan.sh

@@ -2,14 +2,18 @@
 
     make bench-kernels [QUICK=1]
 
-For each instruction set that this machine runs (but plain C++), each weight format and each number
-of rows M: billions of multiply-adds and of weight bytes per second, on all cores, threads pinned;
-the best of many short rounds, as for the limits. The limits are measured in turn with each product,
-with the same threads: reading as many bytes as the weights have (with the kernels' vector loads)
-and the kernels' multiply-add instruction on registers alone. One row reads every weight for one
-multiply-add, so that reading bounds it; many rows are bound by arithmetic. The figures are
-fractions of those limits, on SmolLM2's shapes: `read_...` at M = 1 (target 0.7) and
-`arithmetic_...` at M = 8 and more (target 0.6).
+For each instruction set that this machine runs (but plain C++), each weight format, activations in
+16 bits and in bytes, and each number of rows M: billions of multiply-adds and of weight bytes per
+second, on all cores, threads pinned; the best of many short rounds, as for the limits. The limits
+are measured in turn with each product, with the same threads: reading as many bytes as the weights
+have (with the kernels' vector loads) and the multiply-add instruction of those activations on
+registers alone. One row reads every weight for one multiply-add, so that reading bounds it; many
+rows are bound by arithmetic. The figures are fractions of those limits, on SmolLM2's shapes:
+`read_...` at M = 1 (target 0.7) and `arithmetic_...` at M = 8 and more (target 0.6).
+
+Of bytes no product comes near the limit: with four products to a lane, the scales of a block take
+four instructions for every eight that multiply (three without minimums), so that two thirds is
+the most.
 """
 
 import argparse
@@ -36,6 +40,7 @@ WORKING_SET = 192 << 20  # bytes of weights that decoding goes through: beyond L
 ROUNDS = 60
 ROUND_BYTES = 24 << 20
 ROUND_MULTIPLY_ADDS = 6e8
+INT8, INT16 = 127, 32767  # largest activation codes
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,13 @@ def copies(weights: Weights, count: int) -> list[tuple[int, int, int, NDArray[np
     return made
 
 
-def measure(case: Case, batches: Sequence[int], cores: list[int], results: Results) -> None:
-    """Print a line per number of rows; record the figures of SmolLM2's shapes."""
+def measure(
+    case: Case, batches: Sequence[int], cores: list[int], results: Results, limit: int
+) -> None:
+    """Print a line per number of rows; record the figures of SmolLM2's shapes.
+
+    `limit` is the largest activation code, 127 or 32767.
+    """
     rng = np.random.default_rng(0)
     weights = random_weights(rng, case.format, case.rows, case.columns)
     size = weights.packed[3].size
@@ -80,6 +90,7 @@ def measure(case: Case, batches: Sequence[int], cores: list[int], results: Resul
     everything[:] = 1
     isa = cpu.active_isa()
     floats = case.format in ("F32", "F16", "BF16")
+    kind = "float32" if floats else "int8" if limit == INT8 else "int16"
     for m in batches:
         x = rng.standard_normal((m, case.columns)).astype(np.float32)
         work = float(m) * case.rows * case.columns
@@ -89,20 +100,21 @@ def measure(case: Case, batches: Sequence[int], cores: list[int], results: Resul
         seconds = float("inf")
         for _ in range(3):  # in turn, so that a disturbance does not meet one side alone
             limit_read = max(limit_read, _cpu.read_limit(everything, cores, ROUNDS, ROUND_BYTES))
-            limit_adds = max(limit_adds, _cpu.multiply_add_limit(cores, ROUNDS))
-            seconds = min(seconds, *_cpu.time_matmul(matrices, x, cores, rounds, per_round))
+            limit_adds = max(limit_adds, _cpu.multiply_add_limit(cores, ROUNDS, limit))
+            spent = _cpu.time_matmul(matrices, x, cores, rounds, per_round, limit)
+            seconds = min(seconds, *spent)
         seconds /= per_round
         adds, read = work / seconds, size / seconds
         of_limit = "" if floats else f" ({adds / limit_adds:4.0%} of {limit_adds / 1e9:5.1f})"
         print(
-            f"    {isa:10} {case.format:5} {case.name:10} {case.rows:5}x{case.columns:<4} "
+            f"    {isa:10} {kind:7} {case.format:5} {case.name:10} {case.rows:5}x{case.columns:<4} "
             f"M={m:<4} {adds / 1e9:7.1f} GMAC/s{of_limit} {read / 1e9:6.2f} GB/s "
             f"({read / limit_read:4.0%} of {limit_read / 1e9:.1f})",
             flush=True,
         )
         if case not in SMOLLM:
             continue
-        name = f"{isa}_{case.name}_{m}"
+        name = f"{isa}_{case.name}_{m}" if limit == INT16 else f"{isa}_int8_{case.name}_{m}"
         if m == 1:
             ratio = read / limit_read
             results.figure(
@@ -130,10 +142,12 @@ def main() -> int:
     print(f"    {len(cores)} threads, pinned to cores {cores}", flush=True)
     for isa in cpu.supported_isas()[:-1] or ["scalar"]:
         cpu.select_isa(isa)
-        for case in QUICK_CASES if args.quick else SMOLLM:
-            measure(case, batches, cores, results)
-        for case in () if args.quick else OTHERS:
-            measure(case, (1, 8, 128), cores, results)
+        for limit in (INT16, INT8):
+            for case in QUICK_CASES if args.quick else SMOLLM:
+                measure(case, batches, cores, results, limit)
+            for case in () if args.quick else OTHERS:
+                if limit == INT16 or case.format not in ("F32", "F16", "BF16"):
+                    measure(case, (1, 8, 128), cores, results, limit)
     results.write()
     return 0
 

@@ -12,11 +12,17 @@ who is not measured is stopped; figures are medians.
     served_*        64 requests, 32 at once: ours through the public gRPC port, with sockets,
                     detokenizing and this client on the same cores; llama.cpp in a continuous
                     batching loop of our own over its library, without any server's cost
+    prefix_ttft     seconds to the first token of a prompt of 1,500 tokens the second time, over
+                    the first time: ours through the public gRPC port
+    prefix_ttft_best    that ratio of ours, over llama.cpp's own, which keeps keys and values in
+                    place between two calls of its library; no target
     start_first_token   seconds from starting the service to its first token: ours over gRPC,
                     llama.cpp's over the HTTP of llama-cpp-python's own server
     rss_executor    bytes of the executor after served_mixed; KV caches of the same size
 
-Token ids are the same for all. Library figures call each library in a process of its own.
+Token ids are the same for all. Library figures call each library in a process of its own. Only
+prefix_ttft measures prefix caches: libraries are called without one, and no other prompt comes
+twice to a service.
 """
 
 import argparse
@@ -38,8 +44,8 @@ from lane import LANES, Lane
 from machine_load import DISTURBED, Disturbance, resident_bytes
 from peer_server import seconds_to_first_token
 from results import ROOT, Results
-from served import serve_requests
-from workload import Served, Timeline, mixed_workload, random_ids, served_figures
+from served import ask_in_turn, serve_requests
+from workload import Request, Served, Timeline, mixed_workload, random_ids, served_figures
 
 from engine import Engine, running_engine
 
@@ -50,6 +56,9 @@ SEQUENCE = 768  # tokens of the longest served request
 KV_TOKEN_BYTES = 2 * 30 * 3 * 64 * 2  # keys and values, layers, KV heads, head size, 16 bits
 DECODE = (1, 8, 32)
 PREFILL = (512, 2048)
+PREFIX = 1500  # tokens of the prompt that comes twice
+PREFIX_ANSWER = 8  # tokens of both answers
+PREFIX_TTFT = 0.15  # what the second time may take at most of the first
 
 # What the ratio, ours over peer, must at least or at most be.
 AT_LEAST = {
@@ -244,6 +253,49 @@ def measure_served(setup: Setup, report: Report) -> None:
     report.add("rss_executor", *memory)
 
 
+def measure_prefix(setup: Setup, report: Report) -> None:
+    """prefix_ttft: each round a new prompt, and the same one again right after."""
+    times: dict[str, list[tuple[float, float]]] = {"ours": [], "best": []}
+    shares = []
+    with setup.peer(setup.best) as peer, our_engine(setup) as engine:
+        pids = [engine.pid(name) for name in ("tokenizer-0", "scheduler", "executor-0")]
+        for turn in range(-1, setup.rounds):  # the first one warms up
+            prompt = random_ids(random.Random(f"prefix {turn}"), PREFIX)
+            with Disturbance(pids) as mine:
+                ours = first_and_again(engine.address, prompt)
+            with Disturbance([peer.pid]) as other:
+                first, again = peer.ask("first_and_again", prompt=prompt, new_tokens=PREFIX_ANSWER)
+            if turn >= 0:
+                times["ours"].append(ours)
+                times["best"].append((first, again))
+                shares += [mine.share, other.share]
+        engine.wait_idle()
+    warn("prefix", shares)
+    medians = {}
+    for name, pairs in times.items():
+        firsts, agains = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        Report.spread(f"prefix_ttft, {name}, first", firsts)
+        Report.spread(f"prefix_ttft, {name}, again", agains)
+        medians[name] = statistics.median(firsts), statistics.median(agains)
+    first, again = medians["ours"]
+    ratio = again / first
+    report.results.figure("prefix_ttft", again, first, ratio, PREFIX_TTFT, ratio <= PREFIX_TTFT)
+    first, again = medians["best"]
+    report.results.beside("prefix_ttft_best", ratio, again / first)
+
+
+def first_and_again(address: str, prompt: list[int]) -> tuple[float, float]:
+    """Seconds to our first token both times.
+
+    Raises RuntimeError unless the first met a cold cache, the second a warm one, and both answers
+    are the same.
+    """
+    cold, warm = ask_in_turn(address, [Request(prompt, PREFIX_ANSWER)] * 2)
+    if cold.cached_tokens or not warm.cached_tokens or cold.token_ids != warm.token_ids:
+        raise RuntimeError(f"a prompt and the same again: {cold}, {warm}")
+    return cold.seconds, warm.seconds
+
+
 def measure_start(setup: Setup, report: Report) -> None:
     """start_first_token: service against service, files and caches warm from an earlier start."""
     prompt = random_ids(random.Random("start"), 32)
@@ -290,7 +342,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parts = {
-        "library": measure_libraries, "served": measure_served, "start": measure_start,
+        "library": measure_libraries, "served": measure_served, "prefix": measure_prefix,
+        "start": measure_start,
     }  # fmt: skip
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--peer-python", required=True, type=Path, help="has llama-cpp-python")

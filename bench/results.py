@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`ours` and `peer` in the same unit; `ratio` is ours over peer."""
+    """`ours` and `peer` in the same unit; `ratio` is ours over peer. Without a target it is met."""
 
     ours: float
     peer: float
     ratio: float
-    target: float
+    target: float | None
     met: bool
 
 
@@ -34,13 +34,18 @@ class Results:
     figures: dict[str, Figure] = field(default_factory=dict)
 
     def figure(
-        self, name: str, ours: float, peer: float, ratio: float, target: float, met: bool
+        self, name: str, ours: float, peer: float, ratio: float, target: float | None, met: bool
     ) -> None:
         """Record a figure and print its line, `name ours peer ratio target`."""
         assert name not in self.figures, f"{name} is measured twice"
         self.figures[name] = Figure(ours, peer, ratio, target, met)
+        shown = "-" if target is None else f"{target:g}"
         missed = "" if met else "  missed"
-        print(f"{name} {ours:.4g} {peer:.4g} {ratio:.3f} {target:g}{missed}", flush=True)
+        print(f"{name} {ours:.4g} {peer:.4g} {ratio:.3f} {shown}{missed}", flush=True)
+
+    def beside(self, name: str, ours: float, peer: float) -> None:
+        """Record a figure that is shown for comparison and has no target."""
+        self.figure(name, ours, peer, ours / peer, None, met=True)
 
     @property
     def met(self) -> bool:

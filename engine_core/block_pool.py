@@ -1,7 +1,7 @@
 """The blocks of the KV cache as numbers: who is free, who is held, and by how many.
 
-Knows nothing of sequences or tokens (kv_cache.py), nor of the memory behind a block (the executor).
-`kernels/core` has the same class in C++.
+Knows nothing of sequences or tokens (block_tables.py), nor of the memory behind a block (the
+executor).
 """
 
 from triptych.engine_core.ids import BlockId
@@ -14,9 +14,10 @@ class OutOfBlocks(Exception):
 class BlockPool:
     """Reference-counted blocks 0..num_blocks-1; every operation on one block is O(1).
 
-    Free blocks form a doubly linked list through two arrays, in eviction order: taken from the
-    front, given back at the end, so the block that was free longest goes first. (A prefix cache
-    can later unlink a free block from the middle without a search.)
+    Free blocks form a doubly linked list through two arrays, in the order in which they are taken:
+    from the front. A block whose content may be wanted again is given back at the end, so that the
+    one that was free longest goes first; one that is worth nothing, at the front. A free block that
+    is wanted again is taken out of the middle without a search (vLLM's FreeKVCacheBlockQueue).
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -46,17 +47,28 @@ class BlockPool:
         return blocks
 
     def retain(self, block: BlockId) -> None:
-        """One holder more for a held block."""
-        self._assert_held(block)
+        """One holder more, for a held block or a free one, which is then no longer free."""
+        assert 0 <= block < self.num_blocks, f"pool: there is no block {block}"
+        if self._references[block] == 0:
+            self._unlink(block)
+            self.num_free -= 1
         self._references[block] += 1
 
-    def release(self, block: BlockId) -> None:
-        """One holder less; with the last one the block is free."""
-        self._assert_held(block)
+    def release(self, block: BlockId, *, to_front: bool = False) -> bool:
+        """One holder less; with the last one the block is free, at the end of the free list or at
+        its front. Whether it is free now."""
+        held = 0 <= block < self.num_blocks and self._references[block] > 0
+        assert held, f"pool: block {block} is not held"
         self._references[block] -= 1
-        if self._references[block] == 0:
-            self._link_last(block)
-            self.num_free += 1
+        if self._references[block] > 0:
+            return False
+        end = self.num_blocks
+        if to_front:
+            self._link(block, end, self._next[end])
+        else:
+            self._link(block, self._previous[end], end)
+        self.num_free += 1
+        return True
 
     def references(self, block: BlockId) -> int:
         """How many hold the block; 0 when it is free."""
@@ -82,17 +94,11 @@ class BlockPool:
         backwards = [self._previous[block] for block in links[1:]]
         assert backwards == links[:-1], "pool: the free list differs when read backwards"
 
-    def _assert_held(self, block: BlockId) -> None:
-        held = 0 <= block < self.num_blocks and self._references[block] > 0
-        assert held, f"pool: block {block} is not held"
-
     def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]
         self._next[before] = after
         self._previous[after] = before
 
-    def _link_last(self, block: int) -> None:
-        end = self.num_blocks
-        last = self._previous[end]
-        self._next[last] = self._previous[end] = block
-        self._previous[block], self._next[block] = last, end
+    def _link(self, block: int, before: int, after: int) -> None:
+        self._next[before] = self._previous[after] = block
+        self._previous[block], self._next[block] = before, after

@@ -6,7 +6,7 @@
     |-- UnknownModel          a model that is not served here
     |-- DuplicateId           an id that a running request of the same session has
     |-- NotSupported          the served model cannot do this (chat without a chat template)
-    |-- DeadlinePassed        the caller stopped waiting
+    |-- DeadlinePassed        a deadline or time-out of the request passed
     |-- SlowReader            the caller does not read its answer
     |-- NoRoom                no room now; try again later
     |   |-- QueueFull
@@ -59,7 +59,7 @@ class NotSupported(RequestError):
 
 
 class DeadlinePassed(RequestError):
-    """The caller's deadline passed before the request was submitted."""
+    """A deadline or time-out of the request passed: queued, running, or not submitted yet."""
 
 
 class SlowReader(RequestError):

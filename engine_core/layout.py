@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 MAGIC = 0x4843_5954_5049_5254  # "TRIPTYCH" as little-endian bytes
 HEADER_BYTES = 4096
 ALIGNMENT = 64
@@ -26,10 +26,10 @@ RING_HEADER_FIELDS = (
     "epoch",  # u64, of the scheduler
     "num_slots",  # u32
     "max_tokens",  # u32 (step ring), 0 otherwise
-    "max_rows",  # u32
+    "max_rows",  # u32 (step ring), 0 otherwise
     "max_blocks_per_row",  # u32 (step ring), 0 otherwise
     "vocabulary_size",  # u32 (logits ring), 0 otherwise
-    "reserved",  # u32
+    "max_logits",  # u32, rows of logits
     "slot_bytes",  # u64
     "total_bytes",  # u64
 )
@@ -39,8 +39,8 @@ STEP_HEADER_FIELDS = (
     "step_id",  # u64: the generation of the slot's contents
     "num_tokens",  # u32
     "num_rows",  # u32
-    "num_samples",  # u32
-    "reserved",  # u32
+    "num_logits",  # u32
+    "num_copies",  # u32
 )
 LOGITS_HEADER = struct.Struct("<QII")
 LOGITS_HEADER_FIELDS = ("step_id", "num_rows", "reserved")  # u64, u32, u32
@@ -59,7 +59,9 @@ class StepLayout:
     slots       [max_tokens]          where its key and value go: block * block_size + offset
     row_starts  [max_rows + 1]        row r owns tokens [row_starts[r], row_starts[r + 1])
     kv_lengths  [max_rows]            tokens of the row's sequence after this step, these included
-    logits_rows [max_rows]            row of the logits slot for the row's last token, -1 for none
+    logits_tokens [max_logits]        row i of the logits slot is for token logits_tokens[i]
+    copy_sources [max_rows]           blocks to be copied, one after another, before all else:
+    copy_targets [max_rows]           copy_sources[i] to copy_targets[i]
     block_tables [max_rows, max_blocks_per_row]   -1 behind the last block
     """
 
@@ -67,6 +69,7 @@ class StepLayout:
     max_tokens: int
     max_rows: int
     max_blocks_per_row: int
+    max_logits: int
 
     @cached_property
     def arrays(self) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -77,7 +80,9 @@ class StepLayout:
             "slots": (self.max_tokens,),
             "row_starts": (self.max_rows + 1,),
             "kv_lengths": (self.max_rows,),
-            "logits_rows": (self.max_rows,),
+            "logits_tokens": (self.max_logits,),
+            "copy_sources": (self.max_rows,),
+            "copy_targets": (self.max_rows,),
             "block_tables": (self.max_rows, self.max_blocks_per_row),
         }
         offset, out = _aligned(STEP_HEADER.size), {}
@@ -109,16 +114,17 @@ class StepLayout:
         """The packed RING_HEADER."""
         return RING_HEADER.pack(
             MAGIC, LAYOUT_VERSION, KIND_STEP, epoch, self.num_slots, self.max_tokens,
-            self.max_rows, self.max_blocks_per_row, 0, 0, self.slot_bytes, self.total_bytes,
+            self.max_rows, self.max_blocks_per_row, 0, self.max_logits, self.slot_bytes,
+            self.total_bytes,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LogitsLayout:
-    """A slot of the logits ring: a LOGITS_HEADER, then float32 [max_rows, vocabulary_size]."""
+    """A slot of the logits ring: a LOGITS_HEADER, then float32 [max_logits, vocabulary_size]."""
 
     num_slots: int
-    max_rows: int
+    max_logits: int
     vocabulary_size: int
 
     @property
@@ -129,7 +135,7 @@ class LogitsLayout:
     @property
     def slot_bytes(self) -> int:
         """Bytes from one slot to the next."""
-        return self.logits_offset + _aligned(4 * self.max_rows * self.vocabulary_size)
+        return self.logits_offset + _aligned(4 * self.max_logits * self.vocabulary_size)
 
     @property
     def total_bytes(self) -> int:
@@ -145,5 +151,5 @@ class LogitsLayout:
         """The packed RING_HEADER."""
         return RING_HEADER.pack(
             MAGIC, LAYOUT_VERSION, KIND_LOGITS, epoch, self.num_slots, 0,
-            self.max_rows, 0, self.vocabulary_size, 0, self.slot_bytes, self.total_bytes,
+            0, 0, self.vocabulary_size, self.max_logits, self.slot_bytes, self.total_bytes,
         )  # fmt: skip

@@ -1,62 +1,56 @@
 """The scheduler: which tokens of which sequences to compute next. All generation state is here.
 
-    submit(request)            refused at once, or waiting
-    plan() -> StepPlan         what to compute; the step is then in flight
-      write(plan, slot)          its inputs, for the executor
-      sample_rows(plan)          what the sampler needs besides the logits
+    submit(request)             refused at once, or waiting
+    plan() -> StepPlan          what to compute; unless empty, the step is in flight
+      write(plan, slot)           its inputs, for the executor
+      samples(), scores()         which logits rows to draw from, and to score the prompt by
     then one of
-      apply(result) -> events    the step was computed: tokens out, finished sequences freed
-      fail_step(error) -> events the executor could not compute it: its sequences end
-      lost()                     the executor is gone with its KV cache: compute all again
-    abort(request_id)          at any time
+      apply(result) -> StepOutput the step was computed: tokens out, finished sequences freed
+      fail_step(error) -> ...     the executor could not compute it: its sequences end
+      lost()                      the executor is gone with its KV cache: compute all again
+    abort(request_id)           at any time
 
 Pure and synchronous: no clock, no randomness, no I/O; the same calls give the same plans.
-Every accepted request ends with one event (a last Token, or Failed), or with abort and none.
+Every accepted choice ends with one event (a finish in StepOutput, or Failed), or with abort and
+none. Here is who gets to run; what is done for each sequence in each step is in batch.py.
 """
 
-from bisect import bisect_left, insort
+from array import array
 
 from triptych.engine_core.admission import Limits, check_queue, check_request
-from triptych.engine_core.errors import NotFinite, RequestError
+from triptych.engine_core.batch import NOT_FINITE, Batch, Score
+from triptych.engine_core.beams import BeamGroup, BeamGroups
+from triptych.engine_core.choices import Choices
+from triptych.engine_core.errors import InvalidRequest, NotFinite, RequestError
 from triptych.engine_core.ids import RequestId, SequenceId
-from triptych.engine_core.kv_cache import KvBlocks
-from triptych.engine_core.policy import by_priority
+from triptych.engine_core.outputs import OutputColumns
+from triptych.engine_core.policy import Policy, Priority
 from triptych.engine_core.request import Request
+from triptych.engine_core.roster import Roster
+from triptych.engine_core.sampling import SamplingState
 from triptych.engine_core.sequence import Sequence, SequenceState
-from triptych.engine_core.step import (
-    Event,
-    Failed,
-    SampleRow,
-    ScheduledSequence,
-    StepPlan,
-    StepResult,
-    Token,
-)
-from triptych.engine_core.step_writer import StepWriter
-from triptych.engine_core.stop import banned_token_ids, finish_reason
+from triptych.engine_core.step import PromptLogprobs, Started, StepOutput, StepPlan, StepResult
 
-NOT_FINITE = -1
-"""In a StepResult: the row's logits are NaN or infinite, no token was drawn."""
+_MOST_DEFERRED = 32
+"""Waiting sequences that one plan passes over: it looks each of them up."""
 
 
 class Scheduler:
-    """Continuous batching over a paged KV cache, one step in flight at a time.
+    """Continuous batching over a paged KV cache, one step in flight at a time."""
 
-    A running sequence holds the blocks of all its tokens, and the writer its tokens; a waiting one
-    holds neither. An aborted sequence stays among the running until its step is over, because the
-    executor may still write to its blocks.
-    """
-
-    def __init__(self, limits: Limits, kv_cache: KvBlocks, writer: StepWriter) -> None:
+    def __init__(
+        self, limits: Limits, batch: Batch, sampling: SamplingState, policy: Policy | None = None
+    ) -> None:
         self._limits = limits
-        self._kv_cache = kv_cache
-        self._writer = writer
-        self._waiting: list[Sequence] = []  # both in the order of the policy
-        self._running: list[Sequence] = []
-        self._by_request: dict[RequestId, Sequence] = {}  # neither ended nor aborted
+        self._batch = batch
+        self._sampling = sampling
+        self._policy = Priority() if policy is None else policy
+        self._roster = Roster(limits, batch, sampling)
+        self._choices = Choices(self._roster)
+        self._beams = BeamGroups(self._roster, limits.sampleable_vocabulary)
+        self._by_request: dict[RequestId, Sequence] = {}  # choices neither ended nor aborted
+        self._unstarted: dict[SequenceId, Sequence] = {}  # running, without an output token yet
         self._in_flight: StepPlan | None = None
-        self._rows: list[Sequence] = []  # sequences of the step in flight, in its row order
-        self._next_sequence_id = 0
         self._next_step_id = 1
         self.preemptions_total = 0
 
@@ -64,39 +58,75 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Accept a request, or raise InvalidRequest, TooLong or QueueFull and keep nothing."""
-        assert request.request_id not in self._by_request, f"{request.request_id} is in use"
-        check_request(request, self._limits, self._kv_cache.num_blocks, self._kv_cache.block_size)
-        check_queue(self.num_requests, self._limits)
-        sequence = Sequence(SequenceId(self._next_sequence_id), request)
-        self._next_sequence_id += 1
-        self._by_request[request.request_id] = sequence
-        insort(self._waiting, sequence, key=by_priority)
+        check_request(request, self._limits, self._batch.num_blocks, self._batch.block_size)
+        check_queue(self.num_requests, request.params.n, self._limits)
+        rank = self._policy.rank(request)
+        if request.params.beam is not None:
+            self._beams.begin(request, rank)
+            return
+        for sequence in self._choices.begin(request, rank):
+            assert sequence.request_id not in self._by_request, f"{sequence!r}: its id is in use"
+            self._by_request[sequence.request_id] = sequence
 
     def abort(self, request_id: RequestId) -> bool:
-        """End a request without an event; False if it is unknown, ended or aborted already."""
-        sequence = self._by_request.pop(request_id, None)
+        """End a choice without an event; False if it is unknown, ended or aborted already."""
+        group = self._beams.find(request_id)
+        if group is not None:
+            self._beams.abort(group, request_id)
+            self._policy.ended(group.request, 0)
+            return True
+        sequence = self._by_request.get(request_id)
         if sequence is None:
             return False
-        if sequence.state is SequenceState.WAITING:
-            del self._waiting[bisect_left(self._waiting, by_priority(sequence), key=by_priority)]
-        sequence.finish()
-        if self._in_flight is None:
-            self._free_finished()
+        self._drop(sequence)
         return True
+
+    def lives(self, request_id: RequestId) -> bool:
+        """Whether the choice has neither ended nor been aborted."""
+        return request_id in self._by_request or self._beams.find(request_id) is not None
+
+    def is_fresh(self, request_id: RequestId) -> bool:
+        """Whether nothing of the choice's request has run: a time-out in the queue ends it."""
+        beams = self._beams.find(request_id)
+        sequence = beams.sequences[0] if beams else self._by_request.get(request_id)
+        if sequence is None or not sequence.fresh:
+            return False
+        return sequence.group is None or sequence.group.fresh
+
+    def resumable(self) -> list[Request]:
+        """A request for each choice that has not ended, its output so far as its past.
+
+        What another scheduler needs to go on. Beams begin anew: nothing of them is out.
+        """
+        live = sorted(self._by_request.values(), key=lambda sequence: sequence.sequence_id)
+        beams = [group.request for group in self._beams.groups()]
+        return beams + [sequence.resumed(self._roster.tokens(sequence)) for sequence in live]
 
     # ------------------------------------------------------------------ a step
 
     def plan(self) -> StepPlan:
         """Choose the next step. Unless empty, it is in flight until applied, failed or lost."""
         assert self._in_flight is None, "one step in flight at a time"
-        rows, preempted = self._plan_running()
+        roster, batch = self._roster, self._batch
+        roster.step_over()
+        preempted: list[SequenceId] = []
+        self._plan_running(preempted)
         if not preempted:
-            self._admit_waiting(rows)
+            self._admit_waiting()
+        # Beams that wait for one another hold blocks and compute nothing: others may need them.
+        while batch.num_rows == 0 and roster.waiting and roster.running:
+            self._preempt_last(preempted)
+            self._plan_running(preempted)
+            self._admit_waiting()
+        for sibling in self._choices.fork(lambda: batch.samples()[0]):
+            sibling.num_cached = sibling.num_prompt - 1
+            self._unstarted[sibling.sequence_id] = sibling
         plan = StepPlan(
             step_id=self._next_step_id,
-            rows=tuple(rows),
-            num_tokens=sum(row.num_tokens for row in rows),
-            num_samples=sum(row.samples for row in rows),
+            num_rows=batch.num_rows,
+            num_tokens=batch.num_tokens,
+            num_samples=len(batch.samples()[0]),
+            num_logits=batch.num_logits,
             preempted=tuple(preempted),
         )
         if plan:
@@ -104,133 +134,200 @@ class Scheduler:
             self._in_flight = plan
         return plan
 
-    def _plan_running(self) -> tuple[list[ScheduledSequence], list[SequenceId]]:
-        """One token for each running sequence, the rest of the budget to those first in order.
+    def _plan_running(self, preempted: list[SequenceId]) -> None:
+        """Rows for what runs. Without blocks for all, the last in order are preempted.
 
-        Without blocks for all, the last ones are preempted. The first never is: it fits the pool
-        alone (admission), so every step makes progress.
+        The first never is: it fits the pool alone (admission), so every step makes progress.
         """
-        spare = self._limits.max_num_batched_tokens - len(self._running)
-        rows = []
-        for sequence in self._running:
-            start = sequence.num_computed
-            missing = len(sequence.tokens) - start
-            num_tokens = missing if missing == 1 else 1 + min(missing - 1, spare)
-            spare -= num_tokens - 1
-            samples = num_tokens == missing
-            rows.append(ScheduledSequence(sequence.sequence_id, start, num_tokens, samples))
-        preempted = []
-        while self._kv_cache.reserve_rows(rows) < len(rows):
-            rows.pop()
-            preempted.append(self._running[-1].sequence_id)
-            self._requeue_last()
-            self.preemptions_total += 1
-        self._rows = self._running.copy()
-        return rows, preempted
+        limits = self._limits
+        most = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+        while not self._batch.plan(limits.max_num_batched_tokens, most, limits.max_num_logits):
+            self._preempt_last(preempted)
 
-    def _admit_waiting(self, rows: list[ScheduledSequence]) -> None:
-        """Add rows for waiting sequences, in order, while tokens, places and blocks last.
+    def _preempt_last(self, preempted: list[SequenceId]) -> None:
+        sequence = self._roster.preempt_last()
+        self._roster.step_over()  # nothing is in flight, and it may run again in this very plan
+        self._unstarted.pop(sequence.sequence_id, None)
+        self._choices.stopped(sequence, waits=True)
+        preempted.append(sequence.sequence_id)
+        self.preemptions_total += 1
+
+    def _admit_waiting(self) -> None:
+        """Rows for waiting sequences, in order, while tokens, places and blocks last.
 
         A sequence gets the blocks of all its tokens at once, though it may take several steps to
         compute them: half a prompt that waits for blocks would hold some and help nobody. The first
-        that does not fit stops those behind it, or a long prompt could wait for ever.
+        that does not fit stops those behind it, or a long prompt could wait for ever. One whose
+        text is just being computed for another is passed over: soon it will be there.
         """
-        budget = self._limits.max_num_batched_tokens - sum(row.num_tokens for row in rows)
-        while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
-            sequence = self._waiting[0]
-            if not self._kv_cache.reserve(sequence.sequence_id, sequence.num_tokens):
-                break
-            del self._waiting[0]
-            sequence.start()
-            insort(self._running, sequence, key=by_priority)
-            self._writer.open(sequence.sequence_id, sequence.tokens)
-            num_tokens = min(budget, sequence.num_tokens)
-            budget -= num_tokens
-            samples = num_tokens == sequence.num_tokens
-            rows.append(ScheduledSequence(sequence.sequence_id, 0, num_tokens, samples))
-            self._rows.append(sequence)
+        roster, index, deferred = self._roster, 0, 0
+        budget = self._limits.max_num_batched_tokens - self._batch.num_tokens
+        while index < len(roster.waiting) and budget > 0 and deferred < _MOST_DEFERRED:
+            if roster.full:
+                return
+            sequence = roster.waiting[index]
+            if self._choices.is_led(sequence):  # as many as there are: this costs nothing
+                index += 1
+                continue
+            if self._defers(sequence):
+                index, deferred = index + 1, deferred + 1
+                continue
+            if not self._start(sequence):
+                return
+            budget -= self._batch.schedule(sequence.sequence_id, budget)
+
+    def _defers(self, sequence: Sequence) -> bool:
+        """Whether running sequences are about to compute half of its work or more."""
+        if not self._limits.prefix_caching:
+            return False
+        if sequence.digests is None:
+            salt = sequence.request.cache_salt.encode()
+            sequence.digests = self._batch.prefix_digests(sequence.tokens, salt)
+        if sequence.scores_prompt:
+            return False  # every token is computed, whatever others have
+        computed, pending = self._batch.match(sequence.tokens, sequence.digests)
+        return pending > 0 and 2 * pending >= len(sequence.tokens) - computed
+
+    def _start(self, sequence: Sequence) -> bool:
+        spare = self._limits.watermark_blocks if self._roster.running else 0
+        cached = self._roster.start(sequence, spare)
+        if cached < 0:
+            return False
+        self._choices.started(sequence)
+        if not sequence.started and not sequence.is_beam:
+            sequence.num_cached = cached
+            self._unstarted[sequence.sequence_id] = sequence
+        return True
 
     def write(self, plan: StepPlan, slot: memoryview) -> None:
         """Fill a slot of the step ring with the inputs of the step in flight."""
         assert plan is self._in_flight, "only the step in flight can be written"
-        self._writer.write(slot, plan.step_id, plan.rows)
+        self._batch.write(slot, plan.step_id)
 
-    def sample_rows(self, plan: StepPlan) -> list[SampleRow]:
-        """What the sampler needs for each logits row of the step in flight, in row order."""
-        assert plan is self._in_flight, "only the step in flight can be sampled"
-        rows = []
-        for sequence, row in zip(self._rows, plan.rows, strict=True):
-            if row.samples:
-                params, position = sequence.request.params, sequence.num_output
-                rows.append(
-                    SampleRow(
-                        temperature=params.temperature,
-                        top_k=params.top_k,
-                        top_p=params.top_p,
-                        min_p=params.min_p,
-                        seed=params.seed,
-                        choice=0,
-                        position=position,
-                        banned=banned_token_ids(params, position),
-                    )
-                )
-        return rows
+    def samples(self) -> tuple["array[int]", "array[int]"]:
+        """Sequence ids (int64) and logits rows (int32) of the tokens to draw in the step in flight.
+
+        All of the sequences are open in the SamplingState, those aborted in flight too.
+        """
+        return self._batch.samples()
+
+    def scores(self) -> list[tuple[Score, tuple[int, ...], int]]:
+        """For prompt logprobs: the logits rows, the tokens that followed them, and how many of the
+        most likely tokens are wanted beside each."""
+        found = []
+        for score in self._batch.scores():
+            sequence = self._roster.by_id.get(score.sequence_id)
+            if sequence is not None:
+                begin, prompt = score.position + 1, sequence.request.prompt_token_ids
+                targets = prompt[begin : begin + score.num_positions]
+                found.append((score, targets, sequence.request.params.prompt_logprobs))
+        return found
 
     # ------------------------------------------------------------------ the end of a step
 
-    def apply(self, result: StepResult) -> list[Event]:
-        """Take in the tokens of the step in flight; an event for each, but for aborted requests."""
+    def apply(self, result: StepResult) -> StepOutput:
+        """Take in what was drawn in the step in flight; a token for each choice that got one."""
         plan = self._in_flight
         assert plan is not None, "no step is in flight"
         assert result.step_id == plan.step_id, f"result of {result.step_id}, not {plan.step_id}"
-        assert len(result.token_ids) == plan.num_samples, "one token for each row with samples"
-        tokens = iter(result.token_ids)
-        events: list[Event] = []
-        grown: list[SequenceId] = []
-        grown_by: list[int] = []
-        for sequence, row in zip(self._rows, plan.rows, strict=True):
-            sequence.num_computed += row.num_tokens
-            if not row.samples:
+        most = max(result.token_ids, default=NOT_FINITE)
+        assert most < self._limits.vocabulary_size, f"token id {most} from the sampler"
+        columns = OutputColumns(plan.step_id)
+        sequence_ids, _ = self._batch.samples()
+        failed = self._take_scores(result, columns)
+        outcome = self._batch.apply(result.token_ids)
+        self._in_flight = None
+        self._sampling.append(*columns.take(outcome, sequence_ids, result))
+        if self._unstarted:
+            self._note_started(sequence_ids, columns)
+        for sequence_id, length in zip(outcome.finished, outcome.finished_tokens, strict=True):
+            self._ended(self._roster.by_id[sequence_id], length)
+        for sequence in failed:
+            if sequence.state is not SequenceState.FINISHED:
+                columns.fail(
+                    sequence.request_id, NotFinite("the logits of the prompt are not finite")
+                )
+                self._drop(sequence)
+        if self._beams:
+            self._take_candidates(sequence_ids, result, columns)
+        self._roster.step_over()
+        return columns.output()
+
+    def _note_started(self, sequence_ids: "array[int]", columns: OutputColumns) -> None:
+        for sequence_id in list(filter(self._unstarted.__contains__, sequence_ids)):
+            sequence = self._unstarted.pop(SequenceId(sequence_id))
+            sequence.started = True
+            columns.started.append(Started(sequence.request_id, sequence.num_cached))
+
+    def _take_scores(self, result: StepResult, columns: OutputColumns) -> list[Sequence]:
+        """Prompt logprobs, each position once; returns sequences whose logits are not finite."""
+        failed = []
+        for (score, _, _), found in zip(self.scores(), result.scores, strict=True):
+            sequence = self._roster.by_id[score.sequence_id]
+            known = sequence.num_scored - score.position
+            logprobs = [each for each in found[max(known, 0) :] if each is not None]
+            if len(logprobs) < score.num_positions - max(known, 0):
+                failed.append(sequence)
+            elif logprobs:
+                position = score.position + max(known, 0) + 1
+                sequence.num_scored += len(logprobs)
+                columns.prompt_logprobs.append(
+                    PromptLogprobs(sequence.request_id, position, logprobs)
+                )
+        return failed
+
+    def _take_candidates(
+        self, sequence_ids: "array[int]", result: StepResult, columns: OutputColumns
+    ) -> None:
+        for sample, sequence_id in enumerate(sequence_ids):
+            sequence = self._roster.by_id.get(SequenceId(sequence_id))
+            if sequence is None or not sequence.is_beam:
                 continue
-            token_id = next(tokens)
-            if sequence.state is SequenceState.FINISHED:
-                continue  # aborted while in flight
-            event = self._take_token(sequence, token_id)
-            events.append(event)
-            if sequence.state is SequenceState.RUNNING:
-                grown.append(sequence.sequence_id)
-                grown_by.append(token_id)
-        self._writer.append(grown, grown_by)
-        self._end_step()
-        return events
+            logprobs = result.logprobs.get(sample)
+            if logprobs is None:
+                group = self._beams.group_of(sequence)
+                self._fail_beams(group, columns, NotFinite("the logits of a beam are not finite"))
+                continue
+            over = self._beams.report(sequence, logprobs)
+            if over is not None:
+                self._finish_beams(over, columns)
 
-    def _take_token(self, sequence: Sequence, token_id: int) -> Event:
-        request = sequence.request
-        if token_id == NOT_FINITE:
-            self._end(sequence)
-            position = sequence.num_output
-            return Failed(
-                request.request_id,
-                NotFinite(f"the logits of output token {position} are not finite"),
-            )
-        assert 0 <= token_id < self._limits.vocabulary_size, f"token id {token_id} from the sampler"
-        sequence.tokens.append(token_id)
-        room = self._limits.max_model_len - len(sequence.tokens)
-        finish = finish_reason(request.params, token_id, sequence.num_output, room)
-        if finish is not None:
-            self._end(sequence)
-        return Token(request.request_id, token_id, finish)
+    def _finish_beams(self, group: BeamGroup, columns: OutputColumns) -> None:
+        stops = group.request.params.stop_token_ids
+        for request_id, hypothesis in group.results():
+            if hypothesis is None:
+                reason = "the beam search found fewer hypotheses"
+                columns.fail(request_id, InvalidRequest("n", reason))
+            else:
+                columns.started.append(Started(request_id, 0))
+                columns.hypothesis(request_id, hypothesis, stops)
+            self._policy.ended(group.request, len(hypothesis.tokens) if hypothesis else 0)
+        self._beams.end(group)
 
-    def fail_step(self, error: RequestError) -> list[Event]:
+    def _fail_beams(self, group: BeamGroup, columns: OutputColumns, error: RequestError) -> None:
+        for request_id in group.wanted:
+            columns.fail(request_id, error)
+            self._policy.ended(group.request, 0)
+        self._beams.end(group)
+
+    def fail_step(self, error: RequestError) -> StepOutput:
         """The executor is alive but could not compute the step in flight: its requests end."""
         assert self._in_flight is not None, "no step is in flight"
-        events: list[Event] = []
-        for sequence in self._rows:
-            if sequence.state is SequenceState.RUNNING:
-                self._end(sequence)
-                events.append(Failed(sequence.request.request_id, error))
-        self._end_step()
-        return events
+        columns = OutputColumns(self._in_flight.step_id)
+        rows = [*(sequence_id for sequence_id, *_ in self._batch.rows()), *self._batch.samples()[0]]
+        self._batch.abandon()
+        self._in_flight = None
+        for sequence_id in rows:
+            sequence = self._roster.by_id.get(SequenceId(sequence_id))
+            if sequence is None:
+                continue  # aborted in flight, or the beam of a search that has just ended
+            if sequence.is_beam:
+                self._fail_beams(self._beams.group_of(sequence), columns, error)
+            else:
+                columns.fail(sequence.request_id, error)
+                self._drop(sequence)
+        self._roster.step_over()
+        return columns.output()
 
     def lost(self) -> None:
         """The executor is gone, with the step in flight (if any) and all it had in its KV cache.
@@ -238,92 +335,66 @@ class Scheduler:
         Every running sequence waits again and is computed anew from its tokens: no token that was
         sent is lost, doubled or changed.
         """
-        self._end_step()
-        while self._running:
-            self._requeue_last()
+        if self._in_flight is not None:
+            self._batch.abandon()
+            self._in_flight = None
+        while self._roster.running:
+            sequence = self._roster.preempt_last()
+            self._choices.stopped(sequence, waits=True)
+        self._unstarted.clear()
+        self._batch.forget_cache()
+        self._roster.step_over()
 
-    def _end(self, sequence: Sequence) -> None:
-        """The request is over; what its sequence holds is freed when the step ends."""
-        del self._by_request[sequence.request.request_id]
-        sequence.finish()
+    def forget_cache(self) -> None:
+        """No prompt is found in the cache any more; what runs goes on."""
+        self._batch.forget_cache()
 
-    def _end_step(self) -> None:
-        self._in_flight = None
-        self._rows = []
-        self._free_finished()
+    def _drop(self, sequence: Sequence) -> None:
+        """A choice ends here and now, whatever its state."""
+        length = len(self._roster.tokens(sequence))
+        self._roster.drop(sequence)
+        self._forget(sequence, length)
 
-    def _free_finished(self) -> None:
-        still_running = []
-        for sequence in self._running:
-            if sequence.state is SequenceState.RUNNING:
-                still_running.append(sequence)
-            else:
-                self._kv_cache.release(sequence.sequence_id)
-                self._writer.close(sequence.sequence_id)
-        self._running = still_running
+    def _ended(self, sequence: Sequence, length: int) -> None:
+        """The batch has ended a choice."""
+        self._roster.ended(sequence)
+        self._forget(sequence, length)
 
-    def _requeue_last(self) -> None:
-        """The running sequence that is last in order gives everything back and waits again."""
-        sequence = self._running.pop()
-        self._kv_cache.release(sequence.sequence_id)
-        self._writer.close(sequence.sequence_id)
-        sequence.requeue()
-        insort(self._waiting, sequence, key=by_priority)
+    def _forget(self, sequence: Sequence, length: int) -> None:
+        del self._by_request[sequence.request_id]
+        self._unstarted.pop(sequence.sequence_id, None)
+        self._choices.stopped(sequence, waits=False)
+        self._policy.ended(sequence.request, length - sequence.num_prompt)
 
     # ------------------------------------------------------------------ facts
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no blocks yet, or no longer."""
-        return len(self._waiting)
+        """Sequences that hold no blocks yet, or no longer."""
+        return len(self._roster.waiting)
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold blocks, those aborted in the step in flight included."""
-        return len(self._running)
+        """Sequences that hold blocks."""
+        return len(self._roster.running)
 
     @property
     def num_requests(self) -> int:
-        """Requests that have neither ended nor been aborted."""
-        return len(self._by_request)
+        """Choices that have neither ended nor been aborted."""
+        return len(self._by_request) + self._beams.num_requests
 
     @property
-    def num_free_blocks(self) -> int:
-        """Blocks that no sequence holds."""
-        return self._kv_cache.num_free_blocks
+    def batch(self) -> Batch:
+        """The running half, for facts about blocks and the cache."""
+        return self._batch
 
     def check(self) -> None:
         """Assert every invariant; each names itself. O(everything): for tests."""
-        running, waiting = self._running, self._waiting
-        self._kv_cache.check()
-        for name, sequences in (("running", running), ("waiting", waiting)):
-            keys = [by_priority(sequence) for sequence in sequences]
-            assert keys == sorted(set(keys)), f"{name} sequences are in order, each once"
-        assert len(running) <= self._limits.max_num_seqs, "at most max_num_seqs run"
-        assert {s.state for s in waiting} <= {SequenceState.WAITING}, "waiting ones are WAITING"
-        states = {sequence.state for sequence in running}
-        allowed = {SequenceState.RUNNING, SequenceState.FINISHED}
-        assert states <= (allowed if self._in_flight else {SequenceState.RUNNING}), (
-            "running ones are RUNNING, or aborted in the step in flight"
-        )
-        live = [s for s in (*running, *waiting) if s.state is not SequenceState.FINISHED]
-        assert self._by_request == {s.request.request_id: s for s in live}, (
-            "the request map names the sequences that have not ended, and no others"
-        )
-        ids = sorted(int(sequence.sequence_id) for sequence in running)
-        assert self._kv_cache.sequence_ids() == ids, "running sequences hold blocks, and only they"
-        assert self._writer.sequence_ids() == ids, "the writer has the running sequences' tokens"
-        for sequence in running:
-            held = len(self._kv_cache.table(sequence.sequence_id)) * self._kv_cache.block_size
-            assert sequence.num_computed <= held, f"{sequence!r} has blocks for what is computed"
-            tokens = self._writer.token_ids(sequence.sequence_id)
-            assert tokens == sequence.tokens, f"the writer's tokens are those of {sequence!r}"
-        for sequence in live:
-            assert 0 <= sequence.num_computed < sequence.num_tokens, (
-                f"{sequence!r}: computed < tokens"
-            )
-            bound = self._limits.max_model_len
-            assert sequence.num_tokens <= bound, f"{sequence!r} is within max_model_len"
-        if self._in_flight is not None:
-            planned = [int(row.sequence_id) for row in self._in_flight.rows]
-            assert sorted(planned) == ids, "the step in flight has a row for each running sequence"
+        self._batch.check()
+        self._roster.check()
+        self._choices.check()
+        self._beams.check()
+        live = {*self._roster.running, *self._roster.waiting}
+        choices = {s.request_id: s for s in live if not s.is_beam}
+        assert self._by_request == choices, "the request map names the live choices, no others"
+        assert set(self._unstarted) <= set(self._roster.by_id), "who has not started runs"

@@ -1,14 +1,15 @@
 """A step as values: what the scheduler plans, what the executor answers, what it means to requests.
 
 Being data, a step crosses a process boundary, can be logged, replayed and property-tested.
-What exists once per row and step is a NamedTuple: made in half the time of a frozen dataclass, and
-the native twins read it as the plain tuple that it is.
 """
 
-from dataclasses import dataclass
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from triptych.engine_core.errors import RequestError
 from triptych.engine_core.ids import RequestId, SequenceId
 
 
@@ -34,57 +35,101 @@ class ScheduledSequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes, in row order. An empty plan means that there is nothing to do."""
+    """What one step computes. An empty plan means that there is nothing to do."""
 
     step_id: int
-    rows: tuple[ScheduledSequence, ...]
+    num_rows: int
     num_tokens: int
     num_samples: int
+    num_logits: int
     preempted: tuple[SequenceId, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.rows)
+        return self.num_rows > 0
 
 
-class SampleRow(NamedTuple):
-    """What the sampler needs for logits row i (the i-th row with `samples`), besides the logits.
+class Logprobs(Protocol):
+    """Logprobs at one position, as a sampler makes them (kernels.sampler_params.TokenLogprobs).
 
-    `position` is the index of the output token to be drawn, `choice` the index among the parallel
-    choices: with `seed` they key the noise. `banned` ids get no probability.
+    The core only passes them on; beam search reads the candidates.
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    choice: int
-    position: int
-    banned: tuple[int, ...]
+    @property
+    def logprob(self) -> float:
+        """Of the token itself."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """1 for the most likely token."""
+        ...
+
+    @property
+    def top_ids(self) -> Collection[int]:
+        """The most likely tokens, most likely first."""
+        ...
+
+    @property
+    def top_logprobs(self) -> Collection[float]:
+        """Theirs."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The drawn token of each row with `samples`, in row order; -1 where logits are not finite."""
+    """What was drawn for each of the step's samples, in order; -1 where logits are not finite.
+
+    `logprobs`: by sample index, of those that ask for them. `scores`: for each of the step's
+    `scores()`, the logprobs of its positions; None for a position whose logits are not finite.
+    `errors`: by sample index, why no token was drawn, where that is not for the model's logits.
+    """
 
     step_id: int
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
+    logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
+    scores: Sequence[Sequence[Logprobs | None]] = ()
+    errors: Mapping[int, RequestError] = field(default_factory=dict)
 
 
-class Token(NamedTuple):
-    """One more output token of a request; `finish` on the last one."""
+class PromptLogprobs(NamedTuple):
+    """Logprobs of prompt tokens [position, position + len(logprobs)) of a request; in order, and
+    all before its first output token. The first prompt token (position 0) has none."""
 
     request_id: RequestId
-    token_id: int
-    finish: FinishReason | None
+    position: int
+    logprobs: Sequence[Logprobs]
+
+
+class Started(NamedTuple):
+    """A choice has its first output token; `cached_tokens` of its prompt were not computed."""
+
+    request_id: RequestId
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request ended with an error (a variant of errors.RequestError)."""
+    """The choice ended with an error."""
 
     request_id: RequestId
-    error: Exception
+    error: RequestError
 
 
-Event = Token | Failed
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step meant to requests, in columns of equal length: one entry an output token.
+
+    `request_ids` int64, `token_ids` int32, `finishes` uint8: a FinishReason or 0. One request may
+    have several entries (a beam hypothesis comes as a whole, at the end). `logprobs`: by entry.
+    `scores`: a beam hypothesis's score by its last entry.
+    """
+
+    step_id: int
+    request_ids: "array[int]" = field(default_factory=lambda: array("q"))
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    finishes: "array[int]" = field(default_factory=lambda: array("B"))
+    logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
+    scores: Mapping[int, float] = field(default_factory=dict)
+    started: Sequence[Started] = ()
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
+    failed: Sequence[Failed] = ()

@@ -63,7 +63,7 @@ SILU_GATE = Op(
 PAGED_ATTENTION = Op(
     "paged_attention",
     "q [T, N, D], k_cache and v_cache [blocks, block_size, M, D], block_tables i32 [R, B], "
-    "row_starts i32 [R + 1], kv_lengths i32 [R], scale, window",
+    "row_starts i32 [R + 1], kv_lengths i32 [R], scale, window, soft_cap",
     "[T, N, D]",
     Tolerance(2e-6, 1e-5), Tolerance(2e-2, 2**-6),
 )  # fmt: skip

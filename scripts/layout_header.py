@@ -43,7 +43,7 @@ static inline uint64_t triptych_slot_offset(const triptych_ring_header* ring, ui
 }
 """
 LOGITS_OFFSET = """\
-/* Byte offset of the float32 [max_rows, vocabulary_size] within a slot of the logits ring. */
+/* Byte offset of the float32 [max_logits, vocabulary_size] within a slot of the logits ring. */
 static inline uint64_t triptych_logits_offset(void) {
   return triptych_aligned(sizeof(triptych_logits_header));
 }
@@ -97,10 +97,17 @@ _TEXT = '"layout differs from engine_core/layout.py"'
 
 
 def _step_arrays() -> str:
-    # Which extents an array has is read off a layout whose extents are three distinct primes.
-    extents = {10007: "ring->max_tokens", 503: "ring->max_rows", 101: "ring->max_blocks_per_row"}
+    # Which extents an array has is read off a layout whose extents are distinct primes.
+    extents = {
+        10007: "ring->max_tokens",
+        503: "ring->max_rows",
+        101: "ring->max_blocks_per_row",
+        709: "ring->max_logits",
+    }
     extents[504] = f"({extents[503]} + 1)"
-    probe = layout.StepLayout(num_slots=1, max_tokens=10007, max_rows=503, max_blocks_per_row=101)
+    probe = layout.StepLayout(
+        num_slots=1, max_tokens=10007, max_rows=503, max_blocks_per_row=101, max_logits=709
+    )
     lines = [
         "/* Byte offsets of the int32 arrays within a slot of the step ring. */",
         "typedef struct triptych_step_arrays {",

@@ -19,5 +19,7 @@ site=$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"
 LD_PRELOAD="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libubsan.so)" \
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
   $venv/bin/python -P -m pytest -q -p no:randomly -p no:cacheprovider --timeout 900 \
-  tests/kernels tests/unit/test_block_pool.py tests/property/test_twins.py \
+  tests/kernels tests/unit/test_batch*.py tests/property/test_batch_walk.py tests/property/test_twins.py \
+  tests/unit/test_weight_cache.py tests/unit/test_near_weights.py tests/differential/test_quantized_plans.py \
+  tests/property/test_batch_invariance.py \
   --deselect tests/kernels/test_plan_allocations.py::test_a_step_allocates_nothing "$@"

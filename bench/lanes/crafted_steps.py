@@ -42,7 +42,6 @@ class CraftedSteps:
         samples = np.array([row.samples for row in rows])
         return StepInputs(
             step_id=self._next_id,
-            num_samples=int(samples.sum()),
             token_ids=np.concatenate([np.asarray(row.tokens, np.int32) for row in rows]),
             positions=np.concatenate(positions).astype(np.int32),
             slots=np.concatenate(slots).astype(np.int32),
@@ -50,6 +49,8 @@ class CraftedSteps:
             kv_lengths=np.array(
                 [row.start + count for row, count in zip(rows, counts, strict=True)], np.int32
             ),
-            logits_rows=np.where(samples, np.cumsum(samples) - 1, -1).astype(np.int32),
+            logits_tokens=(np.cumsum(counts) - 1)[samples].astype(np.int32),
+            copy_sources=np.zeros(0, np.int32),
+            copy_targets=np.zeros(0, np.int32),
             block_tables=(np.array(firsts)[:, None] + np.arange(self._width)).astype(np.int32),
         )

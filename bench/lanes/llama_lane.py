@@ -92,9 +92,10 @@ class Context:
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
 
-    def remove(self, sequence: int) -> None:
+    def remove(self, sequence: int, start: int = 0) -> None:
+        """Forget a sequence's keys and values from position `start` on."""
         memory = llama_cpp.llama_get_memory(self._context)
-        llama_cpp.llama_memory_seq_rm(memory, sequence, -1, -1)
+        llama_cpp.llama_memory_seq_rm(memory, sequence, start, -1)
 
     def step(self, rows: list[tuple[int, int, list[int], str]]) -> Floats:
         """Compute rows (see Batch.add); a view of the outputs' logits [outputs, vocabulary]."""
@@ -186,6 +187,23 @@ class LlamaLane:
         """The most likely next token."""
         context = self._shaped(1, len(prompt) + 1)
         return int(context.step([(0, 0, prompt, "last")])[0].argmax())
+
+    def first_and_again(self, prompt: list[int], new_tokens: int) -> tuple[float, float]:
+        """Seconds to the first of `new_tokens` tokens behind a new prompt, and the same one again.
+
+        The second time as llama.cpp's own server does it when a slot gets a prompt that it holds
+        (cache_prompt): keys and values stay where they are, only the last token is computed again.
+        """
+        context = self._shaped(1, len(prompt) + new_tokens)
+        seconds = []
+        for kept in (0, len(prompt) - 1):
+            start = time.perf_counter()
+            context.remove(0, kept)
+            token = int(context.step([(0, kept, prompt[kept:], "last")])[0].argmax())
+            seconds.append(time.perf_counter() - start)
+            for at in range(len(prompt), len(prompt) + new_tokens - 1):
+                token = int(context.step([(0, at, [token], "last")])[0].argmax())
+        return seconds[0], seconds[1]
 
     def serve(
         self, requests: list[tuple[list[int], int]], concurrency: int, length: int
@@ -295,8 +313,8 @@ def main() -> None:
         return
     lane = LlamaLane(args.model, args.threads, args.unified)
     names = (
-        "info", "decode", "prefill", "first_token", "serve", "next_logits", "greedy",
-        "log_likelihood",
+        "info", "decode", "prefill", "first_token", "first_and_again", "serve", "next_logits",
+        "greedy", "log_likelihood",
     )  # fmt: skip
     answer_requests({name: getattr(lane, name) for name in names})
 

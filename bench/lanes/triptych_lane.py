@@ -127,8 +127,8 @@ class TriptychLane:
     def log_likelihood(self, windows: list[list[int]]) -> float:
         """Sum of the log probabilities of every token but each window's first.
 
-        All windows (of equal length, at most 64) go through together, a token at a time: a step
-        gives the logits of a row's last token only.
+        All windows (of equal length, at most 64) go through together, a token at a time, so that
+        it is decoding that is scored and the rows of logits suffice.
         """
         length = len(windows[0])
         crafted = self._steps(len(windows), length)

@@ -8,11 +8,14 @@ from triptych.kernels.cpu._cpu import (
     checksum,
     gate,
     kv_block_bytes,
+    pack_groups_into,
     pack_into,
     packed_bytes,
+    panel_shares,
     rms_norm,
     rotate,
     select_isa,
+    soft_cap,
     supported_isas,
 )
 
@@ -24,10 +27,13 @@ __all__ = [
     "checksum",
     "gate",
     "kv_block_bytes",
+    "pack_groups_into",
     "pack_into",
     "packed_bytes",
+    "panel_shares",
     "rms_norm",
     "rotate",
     "select_isa",
+    "soft_cap",
     "supported_isas",
 ]

@@ -3,24 +3,30 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.kernels.sample_columns import SampleTuple
+from triptych.kernels.sampler_params import Integers, SamplerParams
 
-def sample(
-    logits: NDArray[np.float32],
-    temperature: NDArray[np.float32],
-    top_k: NDArray[np.int32],
-    top_p: NDArray[np.float32],
-    min_p: NDArray[np.float32],
-    seed: NDArray[np.uint64],
-    choice: NDArray[np.uint32],
-    position: NDArray[np.uint32],
-    banned_ids: NDArray[np.int32],
-    banned_starts: NDArray[np.int32],
-    vocabulary_size: int,
-) -> NDArray[np.int32]: ...
-def sample_rows(
-    logits: NDArray[np.float32], rows: list[SampleTuple], vocabulary_size: int
-) -> list[int]: ...
+_Logprobs = tuple[float, int, NDArray[np.int32], NDArray[np.float32]]
+
+class Sampler:
+    def __init__(self, vocabulary_size: int, processed_logprobs: bool) -> None: ...
+    def open(
+        self, sequence_id: int, params: SamplerParams, prompt_ids: Integers, output_ids: Integers
+    ) -> None: ...
+    def append(self, sequence_ids: Integers, token_ids: Integers) -> None: ...
+    def close(self, sequence_id: int) -> None: ...
+    @property
+    def open_sequences(self) -> int: ...
+    def draw(
+        self,
+        logits: NDArray[np.float32],
+        sequence_ids: Integers,
+        logits_rows: Integers,
+        allowed_masks: Sequence[NDArray[np.uint32] | None] | None,
+    ) -> tuple[NDArray[np.int32], list[tuple[int, _Logprobs]]]: ...
+    def score(
+        self, logits: NDArray[np.float32], logits_rows: Integers, token_ids: Integers, top: int
+    ) -> list[_Logprobs | None]: ...
+
 def philox4x32(counter: Sequence[int], key0: int, key1: int) -> list[int]: ...
 def active_isa() -> str: ...
 def supported_isas() -> list[str]: ...
@@ -34,7 +40,7 @@ class Plan:
     def __init__(
         self,
         shape: Mapping[str, object],
-        weights: Mapping[str, _Matrix | NDArray[np.float32]],
+        weights: Mapping[str, _Matrix | NDArray[np.float32] | NDArray[np.int32]],
         threads: int,
         affinity: Sequence[int],
     ) -> None: ...
@@ -47,8 +53,10 @@ class Plan:
         slots: NDArray[np.int32],
         row_starts: NDArray[np.int32],
         kv_lengths: NDArray[np.int32],
-        logits_rows: NDArray[np.int32],
         block_tables: NDArray[np.int32],
+        logits_tokens: NDArray[np.int32],
+        copy_sources: NDArray[np.int32],
+        copy_targets: NDArray[np.int32],
         logits: NDArray[np.float32],
     ) -> None: ...
     @property
@@ -62,6 +70,13 @@ def pack_into(
     rows: int,
     columns: int,
     source: NDArray[np.uint8],
+    destination: NDArray[np.uint8],
+) -> None: ...
+def pack_groups_into(
+    type: int,
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.uint16],
+    zeros: NDArray[np.uint16],
     destination: NDArray[np.uint8],
 ) -> None: ...
 def unpack_matrix(matrix: _Matrix) -> NDArray[np.float32]: ...
@@ -82,11 +97,15 @@ def time_matmul(
     cores: Sequence[int],
     rounds: int,
     per_round: int,
+    activation_limit: int = 32767,
 ) -> list[float]: ...
-def multiply_add_limit(cores: Sequence[int], rounds: int) -> float: ...
+def multiply_add_limit(
+    cores: Sequence[int], rounds: int, activation_limit: int = 32767
+) -> float: ...
 def read_limit(
     bytes: NDArray[np.uint8], cores: Sequence[int], rounds: int, per_round: int
 ) -> float: ...
+def panel_shares(rows: Sequence[int], threads: int, gate: bool) -> list[list[tuple[int, int]]]: ...
 def checksum(bytes: NDArray[np.uint8]) -> int: ...
 def kv_block_bytes(
     layers: int, block_size: int, kv_heads: int, head_dim: int, kv_dtype: str
@@ -97,6 +116,7 @@ def rms_norm(
 def gate(
     activation: str, gate: NDArray[np.float32], up: NDArray[np.float32]
 ) -> NDArray[np.float32]: ...
+def soft_cap(x: NDArray[np.float32], cap: float) -> NDArray[np.float32]: ...
 def rotate(
     x: NDArray[np.float32],
     cosines: NDArray[np.float32],
@@ -119,6 +139,7 @@ class KvCache:
         kv_lengths: NDArray[np.int32],
         window: int | None,
         threads: int,
+        soft_cap: float = 0.0,
     ) -> NDArray[np.float32]: ...
     @property
     def num_bytes(self) -> int: ...

@@ -29,12 +29,14 @@ def paged_attention(
     rows: PagedRows,
     scale: float,
     window: int | None = None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q k^T) v, in float32, each query over its own and all earlier positions.
 
     q [T, N, D]; k_cache, v_cache [blocks, block_size, M, D] with N a multiple of M: query head n
     reads head n // (N / M). The keys and values of the queries' own tokens are already stored.
-    `window` W: only the query's own and the W - 1 positions before it. Returns q's shape and dtype.
+    `window` W: only the query's own and the W - 1 positions before it. `soft_cap` C: scores s
+    become C tanh(s / C) (Gemma 2). Returns q's shape and dtype.
     """
     out = torch.empty_like(q)
     group = q.shape[1] // k_cache.shape[2]
@@ -53,6 +55,8 @@ def paged_attention(
         for head in range(q.shape[1]):
             queries = q[starts[row] : starts[row + 1], head].to(torch.float32)
             scores = scale * queries @ keys[:, head // group].T
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
             weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
             out[starts[row] : starts[row + 1], head] = (weights @ values[:, head // group]).to(
                 q.dtype

@@ -13,6 +13,7 @@ from triptych.services.runtime.lifecycle import (
     EXIT_OK,
     EXIT_STARTUP,
     StartupError,
+    begin_start,
     print_error,
     run_main,
 )
@@ -26,10 +27,12 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "health": (f"{_CLI}.health", "say whether a running engine serves"),
     "doctor": (f"{_CLI}.doctor", "check this machine, then make one real generation"),
     "demo": (f"{_CLI}.demo", "start an engine, ask it one question, stop it"),
+    "bench": (f"{_CLI}.bench", "measure without a model: simulate the scheduler"),
     "tokenizer": ("triptych.services.tokenizer.__main__", "run the tokenizer process alone"),
     "scheduler": ("triptych.services.scheduler.__main__", "run the scheduler process alone"),
     "executor": ("triptych.services.executor.__main__", "run the executor process alone"),
 }
+_PROCESSES = ("serve", "demo", "doctor", "tokenizer", "scheduler", "executor")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in _COMMANDS:
         return run_main("", lambda: _unknown(command))
     module = _COMMANDS[command][0]
+    if command in _PROCESSES:
+        begin_start()
     if module.endswith(".__main__"):
         # A process has a `main` of its own, which reports its own errors.
         return cast(int, importlib.import_module(module).main(rest))

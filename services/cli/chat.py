@@ -1,12 +1,13 @@
 """`triptych chat`: one answer to a message, or a conversation when none is given."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import grpc
 
 from triptych.services.cli.client import Answer, Client, describe, print_stream, print_summary
-from triptych.services.cli.client_flags import client_parser, sampling_params
+from triptych.services.cli.client_flags import client_parser, label_request, sampling_params
 from triptych.services.runtime.lifecycle import EXIT_FAILED, EXIT_OK, print_error
 from triptych.v1 import common_pb2, inference_pb2
 
@@ -22,11 +23,14 @@ class Conversation:
         model: str = "",
         system: str = "",
         timeout: float | None = None,
+        label: Callable[[inference_pb2.ChatRequest], None] = lambda _request: None,
     ) -> None:
+        """`label` sets what every request carries beside its messages."""
         self._client = client
         self._params = params
         self._model = model
         self._timeout = timeout
+        self._label = label
         self.messages: list[inference_pb2.ChatMessage] = []
         if system:
             self.messages.append(inference_pb2.ChatMessage(role="system", content=system))
@@ -40,6 +44,7 @@ class Conversation:
             sampling_params=self._params,
             output_format=inference_pb2.OUTPUT_FORMAT_TEXT,
         )
+        self._label(request)
         answer = print_stream(self._client.chat(request, self._timeout), sys.stdout)
         reply = inference_pb2.ChatMessage(role="assistant", content=answer.text)
         self.messages = [*asked, reply]
@@ -59,6 +64,7 @@ def run(argv: Sequence[str]) -> int:
             model=given.model,
             system=given.system,
             timeout=given.timeout,
+            label=partial(label_request, given=given),
         )
         if given.message is None:
             return _converse(conversation)

@@ -1,11 +1,13 @@
 """One supervised process: how it is started, watched through a pidfd, and stopped."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 from dataclasses import dataclass
+from typing import Protocol
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +34,29 @@ class ChildExit:
         return f"{self.name} exited with code {self.code}"
 
 
+class _Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> int:
+        """Reap it: its exit code, or minus the signal that killed it."""
+
+
+class _Forked:
+    """A child that was forked, as Popen shows those it starts."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> int:
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+def _popen(spec: ChildSpec) -> _Process:
+    return subprocess.Popen(spec.command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
 class Child:
     """A running process in a session of its own, so that a terminal's Ctrl-C does not reach it.
 
@@ -39,11 +64,10 @@ class Child:
     parent is to the thread that started it.
     """
 
-    def __init__(self, spec: ChildSpec) -> None:
+    def __init__(self, spec: ChildSpec, forked: int | None = None) -> None:
+        """Start it; `forked` is the pid of a child of ours that runs already (`fork_child`)."""
         self.spec = spec
-        self._process = subprocess.Popen(
-            spec.command, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        self._process = _popen(spec) if forked is None else _Forked(forked)
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
         self._loop = asyncio.get_running_loop()
@@ -72,7 +96,9 @@ class Child:
     async def kill(self) -> None:
         """SIGKILL it and whatever else lives in its session; wait until it is gone."""
         if self.running:
-            os.killpg(self.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+            with contextlib.suppress(ProcessLookupError):  # just forked: in our session still
+                os.killpg(self.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         await self.exited()
 
     def _reap(self) -> None:

@@ -37,6 +37,18 @@ async def read_stats(run_dir: RunDir, name: str) -> control_pb2.StatsResponse:
         return await stub.Stats(control_pb2.StatsRequest(), timeout=_TIMEOUT)
 
 
+async def read_load(run_dir: RunDir) -> tuple[int, int] | None:
+    """Bytes of weights that the executor has read or packed, and in all; None when it does not."""
+    if not run_dir.control_socket(EXECUTOR).exists():
+        return None
+    try:
+        executor = (await read_stats(run_dir, EXECUTOR)).executor
+    except grpc.aio.AioRpcError:
+        return None
+    total = executor.load_bytes_total
+    return (executor.load_bytes_done, total) if total else None
+
+
 async def read_all_stats(run_dir: RunDir) -> dict[str, control_pb2.StatsResponse]:
     """The Stats of the three processes, by name. Raises grpc.RpcError."""
     return {name: await read_stats(run_dir, name) for name in PROCESSES}

@@ -4,19 +4,22 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-from rich.console import Console
-from rich.panel import Panel
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from triptych.services.cli.engine import EXECUTOR, SCHEDULER, TOKENIZER
 from triptych.v1 import control_pb2
 
+if TYPE_CHECKING:  # imported where something is shown: nobody waits for it then
+    from rich.console import Console
+
 Stats = Mapping[str, control_pb2.StatsResponse]
 
 
-def print_panel(console: Console, stats: Stats, run_dir: Path) -> None:
+def print_panel(console: "Console", stats: Stats, run_dir: Path) -> None:
     """Write the start-up panel."""
+    from rich.panel import Panel
+    from rich.table import Table
+
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column(overflow="fold")
@@ -87,8 +90,10 @@ def as_typed(command: str) -> str:
     return str(beside.relative_to(Path.cwd()) if Path.cwd() in beside.parents[1:] else beside)
 
 
-def print_processes(console: Console, stats: Stats, run_dir: Path) -> None:
+def print_processes(console: "Console", stats: Stats, run_dir: Path) -> None:
     """Write the process table: who runs, how large, where it listens."""
+    from rich.table import Table
+
     table = Table(title="Processes", title_justify="left")
     for column in ("pid", "service", "resident", "listens on"):
         table.add_column(column, overflow="fold")

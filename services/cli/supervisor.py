@@ -10,8 +10,9 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from triptych.services.cli.child import Child, ChildExit, ChildSpec
@@ -47,12 +48,15 @@ class Supervisor:
         probe: Probe,
         limits: Limits,
         progress: Callable[[str, str], None] = lambda _name, _event: None,
+        forked: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        """`forked` are pids of those of the specs' processes that run already, by name."""
         self._specs = {spec.name: spec for spec in specs}
         self._stop_order = tuple(stop_order)
         self._probe = probe
         self._limits = limits
         self._progress = progress
+        self._forked = dict(forked)
         self._children: dict[str, Child] = {}
 
     @property
@@ -171,7 +175,7 @@ class Supervisor:
             self._start(name)
 
     def _start(self, name: str) -> None:
-        self._children[name] = Child(self._specs[name])
+        self._children[name] = Child(self._specs[name], self._forked.pop(name, None))
 
     async def _stop_all(self) -> None:
         grace = self._limits.grace

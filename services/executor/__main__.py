@@ -10,13 +10,16 @@ from pathlib import Path
 
 from triptych.services.executor.affinity import cores_to_pin
 from triptych.services.executor.backend import Backend, BackendFacts, BackendOptions, open_backend
+from triptych.services.executor.memory_nodes import read_nodes
 from triptych.services.executor.settings import ExecutorSettings
 from triptych.services.executor.stats import Counters, executor_stats
 from triptych.services.executor.worker import Worker
 from triptych.services.runtime.control_server import ControlServer
 from triptych.services.runtime.lifecycle import (
     EXIT_OK,
+    begin_start,
     bind_to_parent,
+    end_start,
     on_stop_signal,
     run_main,
 )
@@ -27,7 +30,7 @@ from triptych.services.runtime.run_dir import RunDir
 from triptych.services.runtime.settings import load_settings
 from triptych.v1 import control_pb2
 
-_PROGRESS_SECONDS = 0.5
+_PROGRESS_SECONDS = 5.0
 _HEALTH_SECONDS = 0.1
 _STOP_SECONDS = 5.0
 
@@ -36,11 +39,18 @@ _log = logging.getLogger(__name__)
 
 def main(argv: list[str] | None = None) -> int:
     """Run the executor until SIGTERM; the exit code is run_main's."""
-    return run_main("executor", lambda: _main(argv))
+    begin_start()
+    return run_main(
+        "executor", lambda: _run(load_settings(ExecutorSettings, argv, prog="triptych executor"))
+    )
 
 
-def _main(argv: list[str] | None) -> int:
-    settings = load_settings(ExecutorSettings, argv, prog="triptych executor")
+def run(settings: ExecutorSettings) -> int:
+    """`main` for settings that have been read: where a supervisor has forked this process."""
+    return run_main("executor", lambda: _run(settings))
+
+
+def _run(settings: ExecutorSettings) -> int:
     bind_to_parent(settings.parent_pid)
     name = f"executor-{settings.rank}"
     configure_logging(settings.log_level, name)
@@ -54,7 +64,9 @@ def _main(argv: list[str] | None) -> int:
 
 def _options(settings: ExecutorSettings) -> BackendOptions:
     cache = settings.weight_cache
-    threads = settings.cpu_threads or len(os.sched_getaffinity(0))
+    usable = os.sched_getaffinity(0)
+    threads = settings.cpu_threads or len(usable)
+    nodes = read_nodes(usable)
     # A share that nobody asked for stays the backend's choice, which leaves the machine its memory.
     return BackendOptions(
         device=settings.device,
@@ -66,24 +78,30 @@ def _options(settings: ExecutorSettings) -> BackendOptions:
         memory_utilization=settings.memory_utilization,
         kv_cache_dtype=settings.kv_cache_dtype,
         activation_dtype=settings.activation_dtype,
+        quantization=settings.quantization,
         threads=threads,
-        affinity=cores_to_pin(settings.cpu_affinity, threads, os.sched_getaffinity(0)),
+        affinity=cores_to_pin(settings.cpu_affinity, threads, usable, nodes),
+        nodes=nodes,
         isa=None if settings.cpu_isa == "auto" else settings.cpu_isa,
         weight_cache=None if cache == "off" else Path(cache).expanduser(),
     )
 
 
 class _Progress:
-    """Says how far the weights are, at most every half second."""
+    """Counts how far the weights are, for who asks; says it at most every five seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
         self._said = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
+        self._counters.load_bytes = (done, total)
         now = time.monotonic()
         if now - self._said >= _PROGRESS_SECONDS and total > 0:
             self._said = now
-            _log.info("loading weights %d%%", 100 * done // total)
+            _log.info(
+                "loading weights %d%%", 100 * done // total, extra={"bytes": done, "of": total}
+            )
 
 
 class _Process:
@@ -147,8 +165,10 @@ class _Process:
     def _open(self, files: ModelFiles) -> Backend:
         started = time.monotonic()
         _log.info("loading weights of %s", files.name)
-        backend = open_backend(files, _options(self._settings), _Progress())
+        backend = open_backend(files, _options(self._settings), _Progress(self._counters))
+        self._counters.load_bytes = (0, 0)
         self._facts = facts = backend.facts
+        end_start()
         self._counters.load_seconds = time.monotonic() - started
         _log.info(
             "model loaded",

@@ -1,25 +1,28 @@
 """Which cores compute threads are pinned to."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
+from triptych.services.executor.memory_nodes import MemoryNode, parse_list
 from triptych.services.runtime.lifecycle import StartupError
 
 
-def cores_to_pin(setting: str, threads: int, usable: Set[int]) -> tuple[int, ...]:
+def cores_to_pin(
+    setting: str, threads: int, usable: Set[int], nodes: Sequence[MemoryNode] = ()
+) -> tuple[int, ...]:
     """Cores for threads in turn; empty: nobody is pinned.
 
     `setting`: "none", a list like "0-3,8", or "auto", which pins when every usable core gets a
-    thread (then a thread that moves can only disturb another). Raises StartupError for a core that
-    this process may not use.
+    thread (then a thread that moves can only disturb another), node after node, so that a node's
+    threads have neighbouring shares of the work. Raises StartupError for a core that this process
+    may not use.
     """
     if setting == "none":
         return ()
     if setting == "auto":
-        return tuple(sorted(usable)) if threads == len(usable) > 1 else ()
-    cores: list[int] = []
-    for part in setting.split(","):
-        first, _, last = part.partition("-")
-        cores += range(int(first), int(last or first) + 1)
+        node_of = {core: node.number for node in nodes for core in node.cores}
+        order = sorted(usable, key=lambda core: (node_of.get(core, 0), core))
+        return tuple(order) if threads == len(usable) > 1 else ()
+    cores = parse_list(setting)
     wrong = [core for core in cores if core not in usable]
     if wrong or not cores:
         raise StartupError(

@@ -13,6 +13,8 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from triptych.services.executor.activation_precision import ActivationDtype
+from triptych.services.executor.memory_nodes import MemoryNode
 from triptych.services.executor.step_inputs import StepInputs
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles
@@ -30,8 +32,10 @@ class BackendOptions:
     `memory_utilization` None and `kv_cache_memory` None: half of the available memory, at most
     1 GiB and 64 sequences of full length (see `kv_budget.num_blocks_for`). `threads` is the number
     of compute threads of this process, `affinity` the cores that they are pinned to in turn (empty:
-    none). `isa` names a set of CPU kernels (None: the machine's best). `weight_cache` is the folder
-    where packed weights are kept between starts (None: nowhere).
+    none), `nodes` the machine's memory nodes: with several, weights lie near the threads that are
+    pinned to their cores. `isa` names a set of CPU kernels (None: the machine's best).
+    `weight_cache` is the folder where packed weights are kept between starts (None: nowhere).
+    `quantization`: what matrices of float weights are rounded to as they load.
     """
 
     device: Literal["cpu"] = "cpu"
@@ -42,9 +46,11 @@ class BackendOptions:
     kv_cache_memory: int | None = None
     memory_utilization: float | None = None
     kv_cache_dtype: KvCacheDtype = "auto"
-    activation_dtype: Literal["int16", "int8"] = "int16"
+    activation_dtype: ActivationDtype = "auto"
     threads: int | None = None
     affinity: tuple[int, ...] = ()
+    nodes: tuple[MemoryNode, ...] = ()
+    quantization: Literal["none", "int8", "int4"] = "none"
     isa: str | None = None
     weight_cache: Path | None = None
 
@@ -84,10 +90,11 @@ class Backend(Protocol):
     def execute(self, inputs: StepInputs, logits: Logits) -> None:
         """Run one step: store its tokens' keys and values, write the logits of rows that sample.
 
-        `logits` is float32 [max_rows, vocabulary_size], C-contiguous, the slot of the logits ring
-        itself: row inputs.logits_rows[r] receives the logits of row r's last token, other rows are
-        left alone. Both arguments are only used during the call, which returns when the logits are
-        in place. Numbers that are not finite are written as they are: the sampler reports them.
+        Blocks are copied first (inputs.copy_sources). `logits` is float32 [max_logits,
+        vocabulary_size], C-contiguous, the slot of the logits ring itself: row i receives the
+        logits of token inputs.logits_tokens[i], other rows are left alone. Both arguments are only
+        used during the call, which returns when the logits are in place. Numbers that are not
+        finite are written as they are: the sampler reports them.
 
         Rows are independent: the numbers of a row come from its own tokens only.
 

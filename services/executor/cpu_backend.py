@@ -5,7 +5,9 @@ import logging
 from triptych.kernels.cpu import active_isa, select_isa, supported_isas
 from triptych.services.executor.backend import Backend, BackendOptions, Progress
 from triptych.services.executor.native_plan import open_native, why_not_native
+from triptych.services.executor.packed_weights import parts_of, why_not_packed
 from triptych.services.executor.raw_weights import open_raw_weights
+from triptych.services.executor.rounding import RoundedWeights
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles
 
@@ -20,9 +22,17 @@ def open_cpu_backend(files: ModelFiles, options: BackendOptions, progress: Progr
     """
     if options.isa is not None:
         _select_isa(options.isa)
+    if options.quantization != "none" and files.kind != "folder":
+        raise StartupError(
+            f"quantization {options.quantization}: {files.path} is no folder of float weights"
+        )
     if options.plan != "eager":
         source = open_raw_weights(files)
-        reason = why_not_native(source.config, options)
+        if options.quantization != "none":
+            source = RoundedWeights(source, options.quantization)
+        reason = why_not_native(source.config, options) or why_not_packed(
+            parts_of(source.config), source
+        )
         if reason is None:
             _log.info("the native plan computes, with kernels for %s", active_isa())
             return open_native(files, source, options, progress)

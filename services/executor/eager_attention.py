@@ -37,6 +37,7 @@ class AttentionInputs:
     slots: torch.Tensor
     fresh_blocks: torch.Tensor
     groups: tuple[_Group, ...]
+    soft_cap: float | None = None
 
 
 def attention_inputs(
@@ -52,6 +53,7 @@ def attention_inputs(
             _group(inputs, rows, config.sliding_window, block_size, dtype)
             for rows in _row_groups(inputs, block_size)
         ),
+        soft_cap=config.attention_soft_cap,
     )
 
 
@@ -111,14 +113,16 @@ def eager_attention(
     """
     groups = inputs.groups
     if len(groups) == 1:
-        return _attend(q, storage, layer, groups[0])
+        return _attend(q, storage, layer, groups[0], inputs.soft_cap)
     out = torch.empty_like(q)
     for group in groups:
-        out[group.tokens] = _attend(q[group.tokens], storage, layer, group)
+        out[group.tokens] = _attend(q[group.tokens], storage, layer, group, inputs.soft_cap)
     return out
 
 
-def _attend(q: torch.Tensor, storage: KvStorage, layer: int, group: _Group) -> torch.Tensor:
+def _attend(
+    q: torch.Tensor, storage: KvStorage, layer: int, group: _Group, soft_cap: float | None
+) -> torch.Tensor:
     keys, values = storage.layer(layer)
     kv_heads, head_dim = keys.shape[2:]
     rows, tokens, heads = group.num_rows, q.shape[0], q.shape[1]
@@ -127,16 +131,28 @@ def _attend(q: torch.Tensor, storage: KvStorage, layer: int, group: _Group) -> t
     k = keys.index_select(0, group.blocks).view(rows, -1, kv_heads, head_dim).transpose(1, 2)
     v = values.index_select(0, group.blocks).view(rows, -1, kv_heads, head_dim).transpose(1, 2)
     if rows == tokens:  # one query a row: its heads that share keys are the queries of one product
-        out = F.scaled_dot_product_attention(
-            q.view(rows, kv_heads, shared, head_dim), k, v, attn_mask=group.mask
+        out = _softmax_of_scores(
+            q.view(rows, kv_heads, shared, head_dim), k, v, group.mask, soft_cap
         )
         return out.reshape(tokens, heads, head_dim)
     # One row: the heads that share keys lie along the batch, so that one mask serves all of them.
     queries = q.view(tokens, kv_heads, shared, head_dim).permute(2, 1, 0, 3)
-    out = F.scaled_dot_product_attention(
+    out = _softmax_of_scores(
         queries,
         k.expand(shared, -1, -1, -1),
         v.expand(shared, -1, -1, -1),
-        attn_mask=group.mask,
+        group.mask,
+        soft_cap,
     )
     return out.permute(2, 1, 0, 3).reshape(tokens, heads, head_dim)
+
+
+def _softmax_of_scores(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, soft_cap: float | None
+) -> torch.Tensor:
+    """[..., n, D] queries over [..., L, D] keys and values. torch's own call knows no cap."""
+    if soft_cap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    scores = (q @ k.transpose(-1, -2)).to(torch.float32) * q.shape[-1] ** -0.5
+    scores = soft_cap * torch.tanh(scores / soft_cap) + mask
+    return scores.softmax(-1).to(v.dtype) @ v

@@ -1,15 +1,21 @@
 """The eager plan as a Backend: weights and cache as torch tensors."""
 
+from collections.abc import Mapping
+
 import torch
 
 from triptych.services.executor.backend import BackendFacts, BackendOptions, Logits
 from triptych.services.executor.eager_plan import EagerPlan
 from triptych.services.executor.kv_budget import KvBudget, num_blocks_for
 from triptych.services.executor.kv_storage import KvStorage, block_bytes
+from triptych.services.executor.model_config import ModelConfig
 from triptych.services.executor.models import build_network
+from triptych.services.executor.rounding import Rounding, bits_of, check_rounding, round_rows
 from triptych.services.executor.step_inputs import StepInputs
 from triptych.services.executor.weights import Progress, open_weights
 from triptych.services.runtime.model_files import ModelFiles
+
+_ROWS = 512  # rounded at a time
 
 
 def open_eager(files: ModelFiles, options: BackendOptions, progress: Progress) -> "EagerBackend":
@@ -37,6 +43,8 @@ def open_eager(files: ModelFiles, options: BackendOptions, progress: Progress) -
     parameters = network.parameters()
     with torch.inference_mode():
         source.load(parameters, progress)
+        if options.quantization != "none":
+            _round(parameters, config, options.quantization)
     # After the weights are in place, so that a share of the available memory is what is left.
     num_blocks = num_blocks_for(
         block_bytes(config, options.block_size, dtype), options.block_size, max_model_len, budget
@@ -58,6 +66,16 @@ def open_eager(files: ModelFiles, options: BackendOptions, progress: Progress) -
         kv_cache_dtype=dtype_name,
     )
     return EagerBackend(facts, EagerPlan(config, network, storage))
+
+
+def _round(parameters: Mapping[str, torch.Tensor], config: ModelConfig, rounding: Rounding) -> None:
+    """Give every matrix the values that the native plan's rounding gives it."""
+    check_rounding(config, rounding)
+    for name, weights in parameters.items():
+        for start in range(0, len(weights) if weights.dim() == 2 else 0, _ROWS):
+            part = weights[start : start + _ROWS]
+            rounded = round_rows(name, part.float().numpy(), bits_of(name, rounding))
+            part.copy_(torch.from_numpy(rounded.values()))
 
 
 class EagerBackend:

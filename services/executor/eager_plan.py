@@ -29,9 +29,8 @@ class EagerPlan:
     @torch.inference_mode()
     def run(self, inputs: StepInputs, logits: Logits) -> None:
         """As `Backend.execute`, for inputs that are in range."""
-        sampling = np.flatnonzero(inputs.logits_rows >= 0)
-        destinations = inputs.logits_rows[sampling]
-        inputs.check_destinations(len(logits))
+        inputs.check_room(len(logits))
+        self._storage.copy(inputs.copy_sources.tolist(), inputs.copy_targets.tolist())
         attention = attention_inputs(inputs, self._config, self._storage.block_size, self._dtype)
         if attention.fresh_blocks.numel():
             self._storage.clear(attention.fresh_blocks)
@@ -41,36 +40,21 @@ class EagerPlan:
             attention,
             self._storage,
         )
-        if len(sampling) == 0:
+        if inputs.num_logits == 0:
             return
-        last = inputs.row_starts[sampling + 1] - 1
-        hidden = self._network.final_norm(
-            hidden.index_select(0, torch.from_numpy(last.astype(np.int64)))
-        )
-        self._write_logits(hidden, destinations, logits)
-
-    def _write_logits(self, hidden: torch.Tensor, destinations: np.ndarray, logits: Logits) -> None:
-        """Multiply hidden [N, hidden] by the head, into the given rows of `logits`."""
-        order = np.argsort(destinations)
-        if (np.diff(order) != 1).any():
-            hidden = hidden.index_select(0, torch.from_numpy(order))
-            destinations = destinations[order]
-        start, stop = int(destinations[0]), int(destinations[-1]) + 1
-        hidden = hidden.to(torch.float32)
-        if stop - start == len(destinations):  # the usual case: straight into shared memory
-            self._multiply(hidden, torch.from_numpy(logits[start:stop]))
-            return
-        for row, destination in enumerate(destinations.tolist()):
-            self._multiply(
-                hidden[row : row + 1], torch.from_numpy(logits[destination : destination + 1])
-            )
+        wanted = torch.from_numpy(inputs.logits_tokens.astype(np.int64))
+        hidden = self._network.final_norm(hidden.index_select(0, wanted))
+        self._multiply(hidden.to(torch.float32), torch.from_numpy(logits[: inputs.num_logits]))
 
     def _multiply(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """out = hidden x head^T in float32, without a copy of a head of less precision."""
+        """out = hidden x head^T in float32, without a copy of a head of less precision; capped."""
         head = self._network.head
         if head.dtype == torch.float32:
             torch.mm(hidden, head.T, out=out)
-            return
-        for start in range(0, head.shape[0], _HEAD_ROWS):
-            part = head[start : start + _HEAD_ROWS].to(torch.float32)
-            torch.mm(hidden, part.T, out=out[:, start : start + _HEAD_ROWS])
+        else:
+            for start in range(0, head.shape[0], _HEAD_ROWS):
+                part = head[start : start + _HEAD_ROWS].to(torch.float32)
+                torch.mm(hidden, part.T, out=out[:, start : start + _HEAD_ROWS])
+        cap = self._config.logits_soft_cap
+        if cap is not None:
+            out.div_(cap).tanh_().mul_(cap)

@@ -17,7 +17,8 @@ _KNOWN_KEYS = frozenset(
     block_count context_length embedding_length feed_forward_length vocab_size
     attention.head_count attention.head_count_kv attention.key_length attention.value_length
     attention.layer_norm_rms_epsilon attention.layer_norm_epsilon attention.sliding_window
-    attention.causal rope.freq_base rope.dimension_count rope.scaling.type rope.scaling.factor
+    attention.causal attn_logit_softcapping final_logit_softcapping
+    rope.freq_base rope.dimension_count rope.scaling.type rope.scaling.factor
     rope.scaling.original_context_length rope.scaling.finetuned rope.scale_linear expert_count
     expert_used_count tensor_data_layout use_parallel_residual
     """.split()  # noqa: SIM905 - a table of words
@@ -73,6 +74,8 @@ class _Reader:
             output_bias=gpt2 or self._has("blk.0.attn_output.bias"),
             mlp_bias=gpt2 or self._has("blk.0.ffn_down.bias"),
             sliding_window=self._window(),
+            attention_soft_cap=self._soft_cap("attn_logit_softcapping"),
+            logits_soft_cap=self._soft_cap("final_logit_softcapping"),
         )
 
     def _refuse_unsupported(self) -> None:
@@ -105,17 +108,20 @@ class _Reader:
 
     def _rope(self) -> Rope:
         theta = self._number("rope.freq_base", 10000.0)
-        kind = self._file.text(f"{self._architecture}.rope.scaling.type") or "none"
-        legacy = self._number("rope.scale_linear", 1.0)
-        factor = self._number("rope.scaling.factor", legacy)
-        if kind == "linear" or (kind == "none" and legacy != 1.0):
-            return Rope(theta, "linear", factor)
-        if kind != "none":
+        # As llama.cpp reads it: a factor alone is linear, type "none" makes a factor nothing.
+        kind = self._file.text(f"{self._architecture}.rope.scaling.type") or "linear"
+        factor = self._number("rope.scaling.factor", self._number("rope.scale_linear", 1.0))
+        if kind not in ("none", "linear"):
             self._fail(f"rope.scaling.type {kind!r:.60} is not supported (none, linear are)")
-        return Rope(theta)
+        if kind == "none" or factor in (0.0, 1.0):
+            return Rope(theta)
+        return Rope(theta, "linear", factor)
 
     def _window(self) -> int | None:
         return self._integer("attention.sliding_window", 0) or None
+
+    def _soft_cap(self, key: str) -> float | None:
+        return self._number(key, 0.0) or None
 
     def _has(self, tensor: str) -> bool:
         return tensor in self._file.tensors

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from triptych.services.executor.model_config import Activation, ModelConfig, Rope
+from triptych.services.executor.quantization import read_quantization
 from triptych.services.runtime.lifecycle import StartupError
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -30,16 +31,16 @@ _WITHOUT_EFFECT = frozenset(
     use_cache pad_token_id bos_token_id eos_token_id sep_token_id decoder_start_token_id
     forced_bos_token_id forced_eos_token_id attention_dropout attn_pdrop embd_pdrop resid_pdrop
     hidden_dropout output_hidden_states output_attentions return_dict return_dict_in_generate
-    output_scores torchscript use_bfloat16 tf_legacy_loss pruned_heads id2label label2id
+    output_scores torchscript use_bfloat16 tf_legacy_loss id2label label2id
     problem_type finetuning_task task_specific_params tokenizer_class prefix chunk_size_feed_forward
-    is_encoder_decoder is_decoder cross_attention_hidden_size tie_encoder_decoder temperature top_k
+    is_decoder cross_attention_hidden_size tie_encoder_decoder temperature top_k
     top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
     encoder_no_repeat_ngram_size bad_words_ids num_beams num_beam_groups diversity_penalty
     num_return_sequences max_length min_length do_sample early_stopping suppress_tokens
     begin_suppress_tokens exponential_decay_length_penalty remove_invalid_values pretraining_tp
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
     reorder_and_upcast_attn gradient_checkpointing unsloth_version unsloth_fixed n_ctx
-    is_llama_config rope_interleaved transformers.js_config max_window_layers
+    is_llama_config transformers.js_config max_window_layers
     """.split()  # noqa: SIM905 - a table of words
 )
 _LLAMA_KEYS = frozenset(
@@ -47,7 +48,8 @@ _LLAMA_KEYS = frozenset(
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
     num_key_value_heads head_dim max_position_embeddings hidden_act rms_norm_eps rope_theta
     rope_scaling rope_parameters tie_word_embeddings attention_bias mlp_bias sliding_window
-    use_sliding_window layer_types
+    use_sliding_window layer_types quantization_config attn_logit_softcapping
+    final_logit_softcapping
     """.split()  # noqa: SIM905 - a table of words
 )
 _GPT2_KEYS = frozenset(
@@ -122,6 +124,9 @@ class _Reader:
             output_bias=bias and not qwen2,
             mlp_bias=self._flag("mlp_bias", default=False),
             sliding_window=self._sliding_window(architecture),
+            attention_soft_cap=self._number_or_none("attn_logit_softcapping"),
+            logits_soft_cap=self._number_or_none("final_logit_softcapping"),
+            quantization=read_quantization(self._source, self._fields.get("quantization_config")),
         )
 
     def _gpt2(self, architecture: str) -> ModelConfig:
@@ -206,9 +211,16 @@ class _Reader:
             isinstance(layers, list) and all(each == "full_attention" for each in layers)
         ):
             raise self._refused(f"layer_types {layers!r:.100} are not supported")
-        if self._fields.get("sliding_window") is None or not used:
+        if self._fields.get("sliding_window") is None:
             return None
-        return self._integer("sliding_window")
+        window = self._integer("sliding_window")
+        if used:
+            return window
+        # transformers' Llama has no window: whoever wrote the key may have had another network.
+        said_off = architecture == "Qwen2ForCausalLM" or "use_sliding_window" in self._fields
+        if not said_off and window < self._integer("max_position_embeddings"):
+            raise self._refused(f"sliding_window {window} is not supported for {architecture}")
+        return None
 
     def _activation(self, key: str, default: str) -> Activation:
         value = self._fields.get(key, default)
@@ -242,6 +254,9 @@ class _Reader:
             raise self._refused(f"{key} {value!r:.60} is not a finite number")
         return float(value)
 
+    def _number_or_none(self, key: str) -> float | None:
+        return None if self._fields.get(key) is None else self._number(key)
+
     def _flag(self, key: str, *, default: bool) -> bool:
         value = self._fields.get(key)
         if value is None:
@@ -252,7 +267,7 @@ class _Reader:
 
     def _refuse_unknown(self, known: frozenset[str]) -> None:
         for key, value in self._fields.items():
-            off = value is None or value is False
+            off = value is None or value is False or value in ({}, [])
             if key in known or key in _WITHOUT_EFFECT or key.startswith("_") or off:
                 continue
             raise self._refused(f"{key} = {value!r:.60} is not supported and may change the output")

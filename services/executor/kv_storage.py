@@ -1,6 +1,7 @@
 """The memory behind block ids: keys and values of every layer, in blocks of tokens."""
 
 import mmap
+from collections.abc import Sequence
 
 import torch
 
@@ -56,6 +57,11 @@ class KvStorage:
         former owner would survive that.
         """
         self._data.index_fill_(2, blocks, 0)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks, one after another, in all layers."""
+        for source, target in zip(sources, targets, strict=True):
+            self._data[:, :, target] = self._data[:, :, source]
 
     def store(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k and v [T, kv_heads, head_dim] to slots int64 [T] of a layer."""

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from triptych.services.executor.quantization import Quantization
 from triptych.services.runtime.lifecycle import StartupError
 
 Family = Literal["llama", "gpt2"]
@@ -15,6 +16,7 @@ Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
 
 _MAX_EXTENT = 1 << 26
 _MAX_LAYERS = 1 << 12
+_CAPS = (1e-3, 1e6)  # it and its inverse must be float32, and no model is near either end
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class ModelConfig:
     """Sizes in elements. Construction raises StartupError on sizes that contradict one another.
 
     `rope` None means learned positions. `sliding_window` W: a query sees itself and W - 1 earlier
-    tokens, in every layer.
+    tokens, in every layer. A soft cap C turns x into C tanh(x / C): the scores before the softmax,
+    the logits.
     """
 
     source: str
@@ -61,6 +64,9 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
+    attention_soft_cap: float | None = None
+    logits_soft_cap: float | None = None
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -81,6 +87,10 @@ class ModelConfig:
             raise self.refused(f"rotary embedding needs an even head_dim, not {self.head_dim}")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise self.refused(f"sliding window {self.sliding_window} is below 1")
+        for name in ("attention_soft_cap", "logits_soft_cap"):
+            cap: float | None = getattr(self, name)
+            if cap is not None and not _CAPS[0] <= cap <= _CAPS[1]:
+                raise self.refused(f"{name} {cap} is not within {_CAPS[0]:g} and {_CAPS[1]:g}")
         if self.rope is not None:
             self._check_rope(self.rope)
 

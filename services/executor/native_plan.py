@@ -1,7 +1,7 @@
 """The native plan as a Backend: a step is one C++ call over packed weights, without torch.
 
-The numbers are those of kernels/cpu/csrc: weights as they are on disk, activations as 16-bit codes
-per block of 32 where the weights are quantised, all else float32.
+The numbers are those of kernels/cpu/csrc: weights as they are on disk, activations as codes of 8 or
+16 bits per block of 32 where the weights are quantised, all else float32.
 """
 
 import logging
@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.kernels.cpu import Plan, kv_block_bytes
+from triptych.services.executor.activation_precision import activation_limits
 from triptych.services.executor.backend import BackendFacts, BackendOptions, Logits, Progress
 from triptych.services.executor.kv_budget import KvBudget, num_blocks_for
 from triptych.services.executor.model_config import ModelConfig
+from triptych.services.executor.near_weights import near_memory
 from triptych.services.executor.packed_weights import (
     Place,
     pack_weights,
@@ -30,7 +32,6 @@ from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles
 
 _LANES = 16
-_ACTIVATION_LIMITS = {"int16": 32767, "int8": 127}
 
 _log = logging.getLogger(__name__)
 
@@ -61,15 +62,19 @@ def open_native(
     max_model_len = config.context_within(options.max_model_len)
     threads = options.threads or 1
     places = places_of(parts_of(config), source)
+    near = near_memory(places, threads, options.affinity, options.nodes)
     started = time.monotonic()
     memory, cached = packed_memory(
         options.weight_cache,
         files,
         places,
         lambda to: pack_weights(places, source, to, threads, progress),
+        near,
     )
     how = "mapped from the cache" if cached else "packed"
     _log.info("weights %s in %.2f s", how, time.monotonic() - started)
+    if near is not None:
+        _log.info("weights lie near their threads on %d memory nodes", len(near.nodes))
     kv_dtype = "bfloat16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     block_bytes = kv_block_bytes(
         config.num_layers, options.block_size, config.num_kv_heads, config.head_dim, kv_dtype
@@ -116,12 +121,14 @@ def _build(
         "norm_epsilon": config.norm_epsilon,
         "activation": config.activation,
         "sliding_window": config.sliding_window,
+        "attention_soft_cap": config.attention_soft_cap,
+        "logits_soft_cap": config.logits_soft_cap,
         "frequencies": frequencies.tolist(),
         "max_model_len": facts.max_model_len,
         "block_size": facts.block_size,
         "num_blocks": facts.num_blocks,
         "kv_dtype": facts.kv_cache_dtype,
-        "activation_limit": _ACTIVATION_LIMITS[options.activation_dtype],
+        "activation_limits": activation_limits(options.activation_dtype),
     }
     try:
         return Plan(shape, plan_weights(*packed), options.threads or 1, options.affinity)
@@ -160,21 +167,23 @@ class NativeBackend:
     def execute(self, inputs: StepInputs, logits: Logits) -> None:
         """As `Backend.execute`. One native call; nothing is allocated below it."""
         facts = self._facts
+        inputs.check_room(len(logits))
         inputs.check(
             vocabulary_size=facts.vocabulary_size,
             max_model_len=facts.max_model_len,
             num_blocks=facts.num_blocks,
             block_size=facts.block_size,
         )
-        inputs.check_destinations(len(logits))
         self._plan.step(
             inputs.token_ids,
             inputs.positions,
             inputs.slots,
             inputs.row_starts,
             inputs.kv_lengths,
-            inputs.logits_rows,
             inputs.block_tables,
+            inputs.logits_tokens,
+            inputs.copy_sources,
+            inputs.copy_targets,
             logits,
         )
 

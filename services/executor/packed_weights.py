@@ -4,6 +4,7 @@ Matrices are repacked into panels in the type that they have in the file, never 
 and biases become float32. Where each one lies depends on shapes and types alone.
 """
 
+import contextlib
 import itertools
 import mmap
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,17 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from triptych.kernels.cpu import pack_into, packed_bytes
+from triptych.kernels.cpu import packed_bytes
+from triptych.services.executor.column_orders import (
+    Order,
+    input_orders,
+    why_not_ordered,
+    with_ordered_producers,
+)
 from triptych.services.executor.model_config import ModelConfig
-from triptych.services.executor.raw_weights import RawTensor, RawWeights
+from triptych.services.executor.raw_weights import RawWeights, StoredTensor
 from triptych.services.executor.weights import Progress
-from triptych.services.runtime.gguf_file import BLOCKS, TensorType
+from triptych.services.runtime.gguf_file import TensorType
 from triptych.services.runtime.lifecycle import StartupError
 
 _ALIGNMENT = 64
@@ -26,7 +33,9 @@ _PANEL = 16
 _CHUNK_BYTES = 1 << 22  # of the file at a time: what the process holds of it beside the packed form
 
 Matrix = tuple[int, int, int, npt.NDArray[np.uint8]]
-"""GGML type, rows, columns, packed bytes."""
+"""Type as the kernels number it, rows, columns, packed bytes."""
+
+_FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +49,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A part with its type, and where its packed bytes lie."""
+    """A part with its type as the kernels number it, and where its packed bytes lie.
+
+    `column_order`: as `StoredTensor.column_order`.
+    """
 
     part: Part
-    type: TensorType
+    type: int
     offset: int
     num_bytes: int
+    column_order: Order | None = None
 
     @property
     def is_matrix(self) -> bool:
@@ -88,17 +101,38 @@ def places_of(parts: Sequence[Part], source: RawWeights) -> list[Place]:
     source.account([part.parameter for part in parts])
     places = []
     offset = 0
+    tensors = _tensors(parts, source)
     for part in parts:
-        tensor = source.tensor(part.parameter, part.shape)
+        tensor = tensors[part.name]
         if len(part.shape) == 2:
-            size = packed_bytes(int(tensor.type), *part.shape)
-        elif BLOCKS[tensor.type][0] == 1:
+            size = packed_bytes(tensor.packed_type, *part.shape)
+        elif tensor.packed_type in _FLOATS:
             size = 4 * part.shape[0]
         else:
-            raise StartupError(f"{tensor.name} is a vector of type {tensor.type.name}")
-        places.append(Place(part, tensor.type, offset, size))
+            raise StartupError(f"{tensor.name} is a vector of a quantised type")
+        places.append(Place(part, tensor.packed_type, offset, size, tensor.column_order))
         offset += -(-size // _ALIGNMENT) * _ALIGNMENT
     return places
+
+
+def why_not_packed(parts: Sequence[Part], source: RawWeights) -> str | None:
+    """What the packed formats cannot hold of a checkpoint; None when they can hold all.
+
+    Raises StartupError as places_of does.
+    """
+    if source.config.quantization is None:
+        return None
+    source.account([part.parameter for part in parts])
+    tensors = _tensors(parts, source)
+    obstacles = filter(None, (tensor.obstacle() for tensor in tensors.values()))
+    return next(obstacles, None) or why_not_ordered(tensors)
+
+
+def _tensors(parts: Sequence[Part], source: RawWeights) -> dict[str, StoredTensor]:
+    """What is packed as each part, by the parts' names."""
+    return with_ordered_producers(
+        {part.name: source.tensor(part.parameter, part.shape) for part in parts}
+    )
 
 
 def total_bytes(places: Sequence[Place]) -> int:
@@ -117,13 +151,14 @@ def pack_weights(
     """Fill `memory` (uint8, total_bytes) from the checkpoint.
 
     Pages of the checkpoint are released as they are done with: at no time are more than a few MiB
-    of them held.
+    of them held, or those of one matrix where its rows lie across them.
     """
-    tensors = [source.tensor(place.part.parameter, place.part.shape) for place in places]
-    total = sum(tensor.num_bytes for tensor in tensors)
+    tensors = _tensors([place.part for place in places], source)
+    total = sum(tensor.num_bytes for tensor in tensors.values())
     done = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="pack") as pool:
-        for place, tensor in zip(places, tensors, strict=True):
+        for place in places:
+            tensor = tensors[place.part.name]
             to = memory[place.offset : place.offset + place.num_bytes]
             if not place.is_matrix:
                 to.view(np.float32)[:] = tensor.floats()
@@ -138,7 +173,7 @@ def pack_weights(
             done += tensor.num_bytes
 
 
-def _chunks(tensor: RawTensor, threads: int) -> Iterator[tuple[int, int]]:
+def _chunks(tensor: StoredTensor, threads: int) -> Iterator[tuple[int, int]]:
     """Panels [begin, end) whose source is about _CHUNK_BYTES."""
     panels = -(-tensor.rows // _PANEL)
     panel_bytes = tensor.num_bytes // tensor.rows * _PANEL
@@ -153,40 +188,43 @@ def _cut(begin: int, end: int, threads: int) -> list[tuple[int, int]]:
 
 
 def _pack(
-    place: Place, tensor: RawTensor, to: npt.NDArray[np.uint8], panels: tuple[int, int]
+    place: Place, tensor: StoredTensor, to: npt.NDArray[np.uint8], panels: tuple[int, int]
 ) -> None:
-    """Pack panels [begin, end) of a matrix, as if they were a matrix of their own."""
     begin, end = panels
-    rows, columns = place.part.shape
+    rows = place.part.shape[0]
     first, last = begin * _PANEL, min(end * _PANEL, rows)
     panel_bytes = place.num_bytes // -(-rows // _PANEL)
-    pack_into(
-        int(tensor.type),
-        last - first,
-        columns,
-        tensor.bytes_of(first, last),
-        to[begin * panel_bytes : end * panel_bytes],
-    )
+    tensor.pack(first, last, to[begin * panel_bytes : end * panel_bytes])
 
 
 def plan_weights(
     places: Sequence[Place], memory: npt.NDArray[np.uint8]
-) -> dict[str, Matrix | npt.NDArray[np.float32]]:
-    """The packed parts by name, as views; "embedding" is "head" where they are one."""
-    weights: dict[str, Matrix | npt.NDArray[np.float32]] = {}
+) -> dict[str, Matrix | npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+    """The packed parts by name, as views; "embedding" is "head" where they are one.
+
+    And the orders of the inputs, where those are not straight.
+    """
+    weights: dict[str, Matrix | npt.NDArray[np.float32] | npt.NDArray[np.int32]] = {}
     for place in places:
         raw = memory[place.offset : place.offset + place.num_bytes]
         if place.is_matrix:
             rows, columns = place.part.shape
-            weights[place.part.name] = (int(place.type), rows, columns, raw)
+            weights[place.part.name] = (place.type, rows, columns, raw)
         else:
             weights[place.part.name] = raw.view(np.float32)
     weights.setdefault("embedding", weights["head"])
+    weights.update(input_orders({place.part.name: place.column_order for place in places}))
     return weights
 
 
 def anonymous_memory(size: int) -> npt.NDArray[np.uint8]:
     """Memory for packed weights that no file backs. Raises OSError."""
     memory = mmap.mmap(-1, size)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    advise(memory, mmap.MADV_HUGEPAGE, 0, size)
     return np.frombuffer(memory, np.uint8)
+
+
+def advise(memory: mmap.mmap, advice: int, start: int, length: int) -> None:
+    """Tell the kernel what would be faster, where it has such a thing: some have no huge pages."""
+    with contextlib.suppress(OSError):
+        memory.madvise(advice, start, length)

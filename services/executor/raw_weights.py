@@ -5,13 +5,15 @@ Knows nothing of torch: a process that runs such a plan never loads it.
 
 import mmap
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from triptych.kernels.cpu import pack_into
 from triptych.services.executor.model_config import ModelConfig
+from triptych.services.executor.stored_arrays import release_pages
 from triptych.services.runtime.gguf_file import BLOCKS, TensorType
 from triptych.services.runtime.model_files import ModelFiles
 
@@ -44,6 +46,28 @@ class RawTensor:
         """Rows of a matrix."""
         return int(np.prod(self.shape[:-1], dtype=np.int64))
 
+    @property
+    def column_order(self) -> None:
+        """As `StoredTensor.column_order`: columns stay where they are."""
+        return None
+
+    @property
+    def packed_type(self) -> int:
+        """As `StoredTensor.packed_type`: the file's own."""
+        return int(self.type)
+
+    def obstacle(self) -> str | None:
+        """As `StoredTensor.obstacle`: none."""
+        return None
+
+    def with_rows(self, order: npt.NDArray[np.int64]) -> "RawTensor":
+        """As `StoredTensor.with_rows`."""
+        return replace(self, order=order if self.order is None else self.order[order])
+
+    def pack(self, start: int, stop: int, to: Bytes) -> None:
+        """As `StoredTensor.pack`."""
+        pack_into(self.packed_type, stop - start, self.columns, self.bytes_of(start, stop), to)
+
     def bytes_of(self, start: int, stop: int) -> Bytes:
         """The bytes of rows [start, stop) of a matrix in the parameter's order; a view, if it can
         be."""
@@ -55,7 +79,17 @@ class RawTensor:
 
     def floats(self) -> Floats:
         """A vector's values, float32; a copy. Raises ValueError for a quantised type."""
-        raw = np.frombuffer(self.data, np.uint8, self.num_bytes, self.offset)
+        values = self._floats(np.frombuffer(self.data, np.uint8, self.num_bytes, self.offset))
+        return values if self.order is None else values[self.order]
+
+    def rows_as_floats(self, start: int, stop: int) -> Floats:
+        """Rows [start, stop) of a matrix, float32 [stop - start, columns]; a copy.
+
+        Raises ValueError for a quantised type.
+        """
+        return self._floats(self.bytes_of(start, stop)).reshape(stop - start, self.columns)
+
+    def _floats(self, raw: Bytes) -> Floats:
         values: Floats
         match self.type:
             case TensorType.F32:
@@ -65,8 +99,8 @@ class RawTensor:
             case TensorType.BF16:
                 values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
             case _:
-                raise ValueError(f"{self.name}: a vector of type {self.type.name}")
-        return values if self.order is None else values[self.order]
+                raise ValueError(f"{self.name} is of type {self.type.name}")
+        return values
 
     def release(self, stop_row: int) -> None:
         """Let go of the pages of rows below `stop_row`: the file has them still.
@@ -75,12 +109,47 @@ class RawTensor:
         """
         if self.order is not None and stop_row < self.rows:
             return
-        end = self.offset + self.num_bytes // self.rows * stop_row
-        start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        # The last page may hold what is read next, unless there is no next.
-        length = (end - start) // mmap.PAGESIZE * mmap.PAGESIZE
-        if length > 0:
-            self.data.madvise(mmap.MADV_DONTNEED, start, length)
+        release_pages(self.data, self.offset, self.offset + self.num_bytes // self.rows * stop_row)
+
+
+class StoredTensor(Protocol):
+    """A parameter as it is stored: what is packed, in whatever order the file has it."""
+
+    @property
+    def name(self) -> str:
+        """In the file."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a matrix."""
+
+    @property
+    def num_bytes(self) -> int:
+        """In the file."""
+
+    @property
+    def packed_type(self) -> int:
+        """The type that it is packed as, as the kernels number types."""
+
+    @property
+    def column_order(self) -> npt.NDArray[np.int64] | None:
+        """Which column is packed as the i-th; None when each stays where it is."""
+
+    def with_rows(self, order: npt.NDArray[np.int64]) -> "StoredTensor":
+        """The same with row order[r] as row r."""
+
+    def obstacle(self) -> str | None:
+        """What the packed type cannot hold of it; None when it can hold all."""
+
+    def floats(self) -> Floats:
+        """A vector's values, float32; a copy. Raises ValueError for a quantised type."""
+
+    def pack(self, start: int, stop: int, to: Bytes) -> None:
+        """Pack rows [start, stop), as if they were a matrix of their own. `start` is a multiple of
+        16, and so is `stop` but at the end."""
+
+    def release(self, stop_row: int) -> None:
+        """Let go of what is not needed once the rows below `stop_row` are done with."""
 
 
 class RawWeights(Protocol):
@@ -96,7 +165,7 @@ class RawWeights(Protocol):
     def account(self, parameters: Collection[str]) -> None:
         """Raise StartupError, naming tensors, unless the file has exactly these parameters."""
 
-    def tensor(self, parameter: str, shape: tuple[int, ...]) -> RawTensor:
+    def tensor(self, parameter: str, shape: tuple[int, ...]) -> StoredTensor:
         """Find a parameter by its name in transformers' state dict.
 
         Raises StartupError when it has another shape, or a type that is not supported.

@@ -6,11 +6,12 @@ Pickles are never opened. The safetensors library checks each file's header (off
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from triptych.services.executor.group_layouts import OPTIONAL_ROLES, group_roles
 from triptych.services.executor.model_config import ModelConfig
 from triptych.services.executor.weights import account
 from triptych.services.runtime.lifecycle import StartupError
@@ -29,7 +30,7 @@ class SafetensorsFiles:
         self._config = config
         self._files = _tensor_files(folder)
 
-    def accounted(self, parameters: Iterable[str]) -> dict[str, Path]:
+    def accounted(self, parameters: Collection[str]) -> dict[str, Path]:
         """Stored name -> shard, of exactly these parameters. Raises StartupError, naming tensors.
 
         A tensor that is missing, or one that the model does not use, is refused.
@@ -37,9 +38,42 @@ class SafetensorsFiles:
         found = {name for name in self._files if not _BUFFERS.fullmatch(name)}
         if self._config.tied_head:
             found.discard("lm_head.weight")  # a copy: the config says that the embedding is used
-        wanted = {self.stored_name(name) for name in parameters}
+        wanted: set[str] = set()
+        for parameter in parameters:
+            if (layer := self.quantized_layer(parameter)) is None:
+                wanted.add(self.stored_name(parameter))
+            else:
+                wanted.update(layer.values())
+        found.difference_update(self.spare_biases(parameters))
         account(str(self._folder), wanted, found)
         return {name: self._files[name] for name in wanted}
+
+    def spare_biases(self, parameters: Collection[str]) -> dict[str, Path]:
+        """Biases of quantised layers that the model has none of: GPTQ exporters wrote zeros."""
+        known = set(parameters)
+        spare = {}
+        for parameter in known:
+            name = f"{parameter.removesuffix('weight')}bias"
+            if name in self._files and name not in known and self.quantized_layer(parameter):
+                spare[name] = self._files[name]
+        return spare
+
+    def quantized_layer(self, parameter: str) -> dict[str, str] | None:
+        """Role -> stored name, of the arrays that make up a quantised matrix.
+
+        None for a parameter that is stored as itself: what is in the files decides. The names are
+        those that there must be, and those that there may be if they are.
+        """
+        quantization = self._config.quantization
+        module, _, kind = parameter.rpartition(".")
+        if quantization is None or kind != "weight":
+            return None
+        roles = group_roles(quantization)
+        own = [role for role in roles if role != "weight"]
+        if not any(f"{module}.{role}" in self._files for role in own):
+            return None
+        also = [role for role in OPTIONAL_ROLES if f"{module}.{role}" in self._files]
+        return {role: f"{module}.{role}" for role in dict.fromkeys((*roles, *also))}
 
     def stored_name(self, parameter: str) -> str:
         """GPT-2 checkpoints of the base model lack the prefix."""

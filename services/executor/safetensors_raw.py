@@ -1,20 +1,15 @@
 """The tensors of a Hugging Face folder in the type that they are stored in."""
 
-import json
-import mmap
-import struct
 from collections.abc import Collection
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
+from triptych.services.executor.group_tensor import GroupTensor, group_tensor
 from triptych.services.executor.hf_config import read_hf_config
 from triptych.services.executor.model_config import ModelConfig
 from triptych.services.executor.raw_weights import Floats, RawTensor
 from triptych.services.executor.safetensors_files import SafetensorsFiles
-from triptych.services.executor.weights import check_shape
+from triptych.services.executor.stored_arrays import FLOAT_DTYPES, Shard, StoredArray
 from triptych.services.runtime.gguf_file import TensorType
-from triptych.services.runtime.lifecycle import StartupError
 
 _TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 
@@ -27,7 +22,7 @@ class SafetensorsRawWeights:
         self._config = read_hf_config(folder)
         self._files = SafetensorsFiles(folder, self._config)
         self._shards: dict[str, Path] = {}
-        self._open: dict[Path, _Shard] = {}
+        self._open: dict[Path, Shard] = {}
 
     @property
     def config(self) -> ModelConfig:
@@ -41,52 +36,34 @@ class SafetensorsRawWeights:
     def account(self, parameters: Collection[str]) -> None:
         """As `RawWeights.account`."""
         self._shards = self._files.accounted(parameters)
+        spare = self._files.spare_biases(parameters)
+        self._shards |= spare
+        for name in spare:
+            array = self._array(name)
+            array.check(FLOAT_DTYPES, array.shape)
+            if array.floats(array.values).any():
+                raise self._config.refused(f"the model has no bias {name}, which is not zero")
 
-    def tensor(self, parameter: str, shape: tuple[int, ...]) -> RawTensor:
+    def tensor(self, parameter: str, shape: tuple[int, ...]) -> RawTensor | GroupTensor:
         """As `RawWeights.tensor`."""
-        stored = self._files.stored_name(parameter)
-        path = self._shards[stored]
-        if path not in self._open:
-            self._open[path] = _Shard(path)
-        return self._open[path].tensor(stored, shape)
-
-
-class _Shard:
-    """A mapped file whose header the library has checked."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            with safe_open(path, framework="np") as file:
-                names = set(file.keys())
-            with path.open("rb") as raw:
-                (length,) = struct.unpack("<Q", raw.read(8))
-                self._header = json.loads(raw.read(length))
-                self._data = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
-        except SafetensorError as error:
-            raise StartupError(f"{path}: broken safetensors file: {error}") from error
-        except OSError as error:
-            raise StartupError(f"{path}: {error.strerror or error}") from error
-        self._names = names
-        self._start = 8 + length
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> RawTensor:
-        if name not in self._names:
-            raise StartupError(f"{self._path}: tensor {name} is missing from this file")
-        entry = self._header[name]
-        kind = _TYPES.get(entry["dtype"])
-        if kind is None:
-            raise StartupError(
-                f"{self._path}: tensor {name} has dtype {entry['dtype']}, which is not "
-                f"supported (float32, float16, bfloat16 are)"
-            )
-        check_shape(str(self._path), name, tuple(entry["shape"]), shape)
-        begin, end = entry["data_offsets"]
+        layer = self._files.quantized_layer(parameter)
+        if layer is not None and len(shape) == 2:
+            assert self._config.quantization is not None
+            arrays = {role: self._array(name) for role, name in layer.items()}
+            module = parameter.removesuffix(".weight")
+            return group_tensor(self._config.quantization, module, (shape[0], shape[1]), arrays)
+        array = self._array(self._files.stored_name(parameter)).check(FLOAT_DTYPES, shape)
         return RawTensor(
-            name=name,
+            name=array.name,
             shape=shape,
-            type=kind,
-            data=self._data,
-            offset=self._start + begin,
-            num_bytes=end - begin,
+            type=_TYPES[array.dtype],
+            data=array.data,
+            offset=array.offset,
+            num_bytes=array.num_bytes,
         )
+
+    def _array(self, name: str) -> StoredArray:
+        path = self._shards[name]
+        if path not in self._open:
+            self._open[path] = Shard(path)
+        return self._open[path].array(name)

@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from triptych.services.executor.group_tensor import GroupTensor
 from triptych.services.executor.hf_config import read_hf_config
 from triptych.services.executor.model_config import ModelConfig
 from triptych.services.executor.safetensors_files import SafetensorsFiles
+from triptych.services.executor.safetensors_raw import SafetensorsRawWeights
 from triptych.services.executor.weights import Progress, check_shape
 from triptych.services.runtime.lifecycle import StartupError
 
@@ -25,6 +27,7 @@ class SafetensorsWeights:
         self._folder = folder
         self._config = read_hf_config(folder)
         self._files = SafetensorsFiles(folder, self._config)
+        self._quantized = SafetensorsRawWeights(folder) if self._config.quantization else None
 
     @property
     def config(self) -> ModelConfig:
@@ -37,18 +40,27 @@ class SafetensorsWeights:
 
     def load(self, parameters: Mapping[str, torch.Tensor], progress: Progress) -> None:
         """As `WeightSource.load`."""
+        plain = {
+            name: out
+            for name, out in parameters.items()
+            if self._files.quantized_layer(name) is None
+        }
         files = self._files.accounted(parameters)
         total = sum(path.stat().st_size for path in set(files.values()))
         done = 0
         for path in dict.fromkeys(files.values()):
             wanted = {
                 name: out
-                for name, out in parameters.items()
+                for name, out in plain.items()
                 if files[self._files.stored_name(name)] == path
             }
             self._load_file(path, wanted)
             done += path.stat().st_size
             progress(done, total)
+        if self._quantized is not None:
+            self._quantized.account(parameters)
+            for name in parameters.keys() - plain.keys():
+                _dequantize(self._quantized, name, parameters[name])
 
     def _load_file(self, path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
         try:
@@ -70,3 +82,12 @@ class SafetensorsWeights:
             raise StartupError(f"{path}: broken safetensors file: {error}") from error
         except OSError as error:
             raise StartupError(f"{path}: {error.strerror or error}") from error
+
+
+def _dequantize(source: SafetensorsRawWeights, parameter: str, out: torch.Tensor) -> None:
+    """Fill a parameter [rows, columns] from its quantised layer."""
+    tensor = source.tensor(parameter, tuple(out.shape))
+    assert isinstance(tensor, GroupTensor)
+    for start, stop in tensor.parts():
+        out[start:stop].copy_(torch.from_numpy(tensor.values(start, stop)))
+    tensor.release(tensor.rows)

@@ -58,6 +58,11 @@ class ExecutorSettings(HeartbeatSettings):
         description="type of the KV cache; auto is bfloat16 in the native plan, dtype in eager",
         json_schema_extra=flag("Memory"),
     )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        default="none",
+        description="what float weights of a folder are rounded to as they load, in groups of 32",
+        json_schema_extra=flag("Model"),
+    )
     weight_cache: str = Field(
         default_factory=default_weight_cache,
         min_length=1,
@@ -96,9 +101,10 @@ class ExecutorSettings(HeartbeatSettings):
         description="instruction set of the CPU kernels; auto takes the machine's best",
         json_schema_extra=flag("Execution"),
     )
-    activation_dtype: Literal["int16", "int8"] = Field(
-        default="int16",
-        description="type that activations are rounded to where weights are quantised",
+    activation_dtype: Literal["auto", "int16", "int8"] = Field(
+        default="auto",
+        description="type that activations are rounded to where weights are quantised; auto is "
+        "int8 or int16 by what a matrix is for",
         json_schema_extra=flag("Execution"),
     )
     rank: int = Field(

@@ -19,6 +19,7 @@ class Counters:
     step_seconds: float = 0.0
     tokens: int = 0
     load_seconds: float = 0.0
+    load_bytes: tuple[int, int] = (0, 0)  # done and in all, while weights load
     step_started: float | None = None
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
@@ -43,6 +44,8 @@ def executor_stats(facts: BackendFacts | None, counters: Counters) -> control_pb
         step_seconds_total=counters.step_seconds,
         tokens_total=counters.tokens,
         load_seconds=counters.load_seconds,
+        load_bytes_done=counters.load_bytes[0],
+        load_bytes_total=counters.load_bytes[1],
         recent_step_seconds=counters.recent.copy(),
     )
     if facts is not None:

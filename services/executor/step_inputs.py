@@ -20,18 +20,19 @@ class StepInputs:
 
     The arrays are views: they hold as long as the slot is leased, and change with it.
 
-    token_ids, positions, slots [T]; row_starts [R + 1]; kv_lengths, logits_rows [R];
-    block_tables [R, max_blocks_per_row]
+    token_ids, positions, slots [T]; row_starts [R + 1]; kv_lengths [R]; logits_tokens [L];
+    copy_sources, copy_targets [C]; block_tables [R, max_blocks_per_row]
     """
 
     step_id: int
-    num_samples: int
     token_ids: Ints
     positions: Ints
     slots: Ints
     row_starts: Ints
     kv_lengths: Ints
-    logits_rows: Ints
+    logits_tokens: Ints
+    copy_sources: Ints
+    copy_targets: Ints
     block_tables: Ints
 
     @property
@@ -44,6 +45,11 @@ class StepInputs:
         """Sequences that take part."""
         return len(self.kv_lengths)
 
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits to write."""
+        return len(self.logits_tokens)
+
     @classmethod
     def view(cls, slot: memoryview, layout: StepLayout) -> "StepInputs":
         """Look at a slot (`layout.slot_bytes` bytes) without copying.
@@ -55,15 +61,17 @@ class StepInputs:
             raise StepInputsError(
                 f"slot of {slot.nbytes} bytes, the layout has {layout.slot_bytes}"
             )
-        step_id, num_tokens, num_rows, num_samples, _ = STEP_HEADER.unpack_from(slot)
+        step_id, num_tokens, num_rows, num_logits, num_copies = STEP_HEADER.unpack_from(slot)
         if not (
             1 <= num_rows <= min(layout.max_rows, num_tokens)
             and num_tokens <= layout.max_tokens
-            and num_samples <= num_rows
+            and num_logits <= min(layout.max_logits, num_tokens)
+            and num_copies <= layout.max_rows
         ):
             raise StepInputsError(
-                f"step {step_id}: {num_tokens} tokens, {num_rows} rows, {num_samples} samples do "
-                f"not fit {layout.max_tokens} tokens and {layout.max_rows} rows"
+                f"step {step_id}: {num_tokens} tokens, {num_rows} rows, {num_logits} logits, "
+                f"{num_copies} copies do not fit {layout.max_tokens} tokens, {layout.max_rows} "
+                f"rows and {layout.max_logits} logits"
             )
         counts = {
             "token_ids": num_tokens,
@@ -71,7 +79,9 @@ class StepInputs:
             "slots": num_tokens,
             "row_starts": num_rows + 1,
             "kv_lengths": num_rows,
-            "logits_rows": num_rows,
+            "logits_tokens": num_logits,
+            "copy_sources": num_copies,
+            "copy_targets": num_copies,
             "block_tables": num_rows,
         }
         arrays: dict[str, Ints] = {}
@@ -79,7 +89,7 @@ class StepInputs:
             offset, (_, *inner) = layout.arrays[name]
             size = count * int(np.prod(inner, dtype=np.int64))
             arrays[name] = np.frombuffer(slot, np.int32, size, offset).reshape(count, *inner)
-        inputs = cls(step_id=step_id, num_samples=num_samples, **arrays)
+        inputs = cls(step_id=step_id, **arrays)
         inputs._check_rows()
         return inputs
 
@@ -90,16 +100,16 @@ class StepInputs:
             raise StepInputsError(f"step {self.step_id}: rows do not divide the tokens")
         if (lengths < counts).any():
             raise StepInputsError(f"step {self.step_id}: a row has more tokens than its sequence")
-        if int((self.logits_rows >= 0).sum()) != self.num_samples:
-            raise StepInputsError(f"step {self.step_id}: logits rows differ from the samples")
+        wanted = self.logits_tokens
+        if len(wanted) and (wanted[0] < 0 or wanted[-1] >= self.num_tokens):
+            raise StepInputsError(f"step {self.step_id}: logits of tokens that are not in the step")
+        if (np.diff(wanted) < 1).any():
+            raise StepInputsError(f"step {self.step_id}: logits tokens do not ascend")
 
-    def check_destinations(self, num_rows: int) -> None:
-        """Raise StepInputsError unless the rows that sample have different rows of `num_rows`."""
-        rows = self.logits_rows[self.logits_rows >= 0]
-        if len(rows) and (rows.max() >= num_rows or len(np.unique(rows)) != len(rows)):
-            raise StepInputsError(
-                f"logits rows {rows.tolist()} are not different rows of {num_rows}"
-            )
+    def check_room(self, num_rows: int) -> None:
+        """Raise StepInputsError unless `num_rows` rows of logits suffice."""
+        if self.num_logits > num_rows:
+            raise StepInputsError(f"{self.num_logits} rows of logits, there is room for {num_rows}")
 
     def check(
         self, *, vocabulary_size: int, max_model_len: int, num_blocks: int, block_size: int
@@ -118,6 +128,12 @@ class StepInputs:
                 worst = values.min() if values.min() < 0 else values.max()
                 raise StepInputsError(
                     f"step {self.step_id}: {name} {worst} is not within 0 and {bound - 1}"
+                )
+        for copied in (self.copy_sources, self.copy_targets):
+            if len(copied) and (copied.min() < 0 or copied.max() >= num_blocks):
+                raise StepInputsError(
+                    f"step {self.step_id}: a copy of blocks that are not within 0 and "
+                    f"{num_blocks - 1}"
                 )
         if self.kv_lengths.max() > max_model_len:
             raise StepInputsError(

@@ -20,7 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.kernels.cpu import PACKED_LAYOUT_VERSION, checksum
+from triptych.services.executor.near_weights import NearMemory
 from triptych.services.executor.packed_weights import Place, anonymous_memory, total_bytes
+from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles, fingerprint
 
 SMALLEST_BYTES = 16 << 20
@@ -73,18 +75,16 @@ class WeightCache:
             return None
         return memory
 
-    def fill(self, size: int, pack: Callable[[Memory], None]) -> Memory:
-        """Pack into a new file and put it in place; into memory alone when that cannot be."""
+    def fill(self, size: int, pack: Callable[[Memory], None]) -> Memory | None:
+        """Pack into a new file, put it in place and map it; None when that cannot be."""
         aside = self.path.with_suffix(".new")
         try:
             descriptor = _open_aside(aside, _DATA_START + size)
         except OSError as error:
             _log.warning("weight cache %s cannot be written: %s", aside, error.strerror)
-            descriptor = None
+            return None
         if descriptor is None:
-            memory = anonymous_memory(size)
-            pack(memory)
-            return memory
+            return None
         try:
             mapped = mmap.mmap(descriptor, 0)
             memory = np.frombuffer(mapped, np.uint8, offset=_DATA_START)
@@ -104,18 +104,30 @@ def packed_memory(
     files: ModelFiles,
     places: Sequence[Place],
     pack: Callable[[Memory], None],
+    near: NearMemory | None = None,
 ) -> tuple[Memory, bool]:
-    """The packed weights, and whether they were cached. `folder` None: there is no cache."""
+    """The packed weights, and whether they were cached. `folder` None: there is no cache.
+
+    `near`: on a machine of several memory nodes, the memory to have them in; a mapped file, whose
+    pages lie anywhere, is then copied there. Without it nothing is ever copied.
+    Raises StartupError when there is no memory, and what `pack` raises.
+    """
     size = total_bytes(places)
-    if folder is None or size < SMALLEST_BYTES:
-        memory = anonymous_memory(size)
-        pack(memory)
-        return memory, False
-    cache = WeightCache.of(folder, files, places)
-    cached = cache.load(size)
-    if cached is not None:
-        return cached, True
-    return cache.fill(size, pack), False
+    mapped, cached = None, False
+    if folder is not None and size >= SMALLEST_BYTES:
+        cache = WeightCache.of(folder, files, places)
+        mapped = cache.load(size)
+        cached = mapped is not None
+        if mapped is None:
+            mapped = cache.fill(size, pack)
+    try:
+        if mapped is not None:
+            return (mapped if near is None else near.copy_of(mapped)), cached
+        memory = anonymous_memory(size) if near is None else near.allocate(size)
+    except OSError as error:
+        raise StartupError(f"no memory for weights of {size} bytes: {error.strerror}") from error
+    pack(memory)
+    return memory, False
 
 
 def _key(files: ModelFiles, places: Sequence[Place]) -> bytes:
@@ -126,7 +138,7 @@ def _key(files: ModelFiles, places: Sequence[Place]) -> bytes:
         # The fingerprint reads large files at their ends only.
         "files": [[path.stat().st_size, path.stat().st_mtime_ns] for path in paths],
         "places": [
-            [place.part.name, place.part.shape, int(place.type), place.offset] for place in places
+            [place.part.name, place.part.shape, place.type, place.offset] for place in places
         ],
     }
     return hashlib.sha256(json.dumps(facts).encode()).digest()

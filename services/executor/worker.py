@@ -100,7 +100,7 @@ class Worker:
             slot = session.step_ring.inputs(ready.slot, ready.step_id)
             inputs = StepInputs.view(slot, session.step_ring.layout)
             backend.execute(inputs, session.logits_ring.logits(ready.slot))
-            session.logits_ring.publish(ready.slot, ready.step_id, inputs.num_samples)
+            session.logits_ring.publish(ready.slot, ready.step_id, inputs.num_logits)
         except Exception as error:  # the top of a step: the scheduler decides what becomes of it
             _log.exception("step %d failed", ready.step_id)
             message = f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]

@@ -3,8 +3,10 @@
 It listens on a unix socket in the run directory, which only its user can reach.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import grpc
 
@@ -24,15 +26,21 @@ _log = logging.getLogger(__name__)
 class ControlServer:
     """Serves one process's control socket on the running event loop, asyncio's or uvloop's.
 
-    `stats` is called on the event loop, once per Stats call; it must not block. The caller holds
+    `stats` is called on the event loop, once per Stats call; it must not block. `flush_cache`
+    begins to empty the prefix cache of a process that has one; its future says how many blocks
+    that were. The caller holds
     `run_dir.lock(name)`, so a socket file that exists belongs to a process that is gone.
     """
 
     def __init__(
-        self, run_dir: RunDir, name: str, stats: Callable[[], control_pb2.StatsResponse]
+        self,
+        run_dir: RunDir,
+        name: str,
+        stats: Callable[[], control_pb2.StatsResponse],
+        flush_cache: Callable[[], "Future[int]"] | None = None,
     ) -> None:
         self._path = run_dir.control_socket(name)
-        self._servicer = _ControlServicer(stats)
+        self._servicer = _ControlServicer(stats, flush_cache)
         self._health = Health((CONTROL_SERVICE,))
         self._server: grpc.aio.Server | None = None
 
@@ -74,8 +82,13 @@ class ControlServer:
 class _ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """ControlService of one process."""
 
-    def __init__(self, stats: Callable[[], control_pb2.StatsResponse]) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], control_pb2.StatsResponse],
+        flush_cache: Callable[[], "Future[int]"] | None,
+    ) -> None:
         self._stats = stats
+        self._flush_cache = flush_cache
 
     async def Stats(  # noqa: N802  # the rpc's name
         self,
@@ -84,3 +97,17 @@ class _ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.StatsResponse:
         async with rpc_errors(context):
             return self._stats()
+
+    async def FlushCache(  # noqa: N802  # the rpc's name
+        self,
+        request: control_pb2.FlushCacheRequest,
+        context: (
+            "grpc.aio.ServicerContext["
+            "control_pb2.FlushCacheRequest, control_pb2.FlushCacheResponse]"
+        ),
+    ) -> control_pb2.FlushCacheResponse:
+        if self._flush_cache is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this process has no prefix cache")
+        async with rpc_errors(context):
+            forgotten = await asyncio.wrap_future(self._flush_cache())
+            return control_pb2.FlushCacheResponse(blocks_forgotten=forgotten)

@@ -5,6 +5,7 @@ every type before it is read. Format: https://github.com/ggml-org/ggml/blob/mast
 (versions 2 and 3, little-endian). Knows nothing of torch, nor of any architecture.
 """
 
+import contextlib
 import mmap
 import struct
 from collections.abc import Callable
@@ -125,6 +126,9 @@ def open_gguf(path: str | Path) -> GgufFile:
     Costs less than a millisecond per thousand strings; memory stays below a few times the header.
     """
     path = Path(path)
+    handed = _take_handed(path)
+    if handed is not None:
+        return handed
     try:
         with path.open("rb") as file:
             if path.stat().st_size < 24:
@@ -137,6 +141,38 @@ def open_gguf(path: str | Path) -> GgufFile:
     metadata = walk.metadata()
     tensors = walk.tensors(num_tensors, metadata)
     return GgufFile(path, metadata, tensors, data)
+
+
+def hand_down(file: GgufFile) -> None:
+    """Let the next `open_gguf` of this file take it as it is, here and in each process forked from
+    here, unless the file has changed meanwhile. Walking a header takes longer than most of a start.
+    """
+    with contextlib.suppress(OSError):  # whoever opens it next says what is wrong
+        _handed.append((_identity(file.path), file))
+
+
+def drop_handed() -> None:
+    """Forget files that nobody came for: a vocabulary takes many times its size in the file."""
+    _handed.clear()
+
+
+def _take_handed(path: Path) -> GgufFile | None:
+    while _handed:
+        identity, file = _handed.pop()
+        try:
+            if file.path == path and _identity(path) == identity:
+                return file
+        except OSError:
+            continue
+    return None
+
+
+_handed: list[tuple[tuple[int, ...], GgufFile]] = []
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    facts = path.stat()
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 class _Walk:
@@ -223,21 +259,26 @@ class _Walk:
 
     def _strings(self, key: str, count: int) -> list[str]:
         """`_string`, `count` times, in one loop: a vocabulary has 100,000 and start-up waits."""
-        length_at, data = struct.Struct("<Q").unpack_from, self._data
-        size, at = self._size, self._at
-        raws = []
-        for _ in range(count):
-            (length,) = length_at(data, at) if size - at >= 8 else (size,)
-            at += 8
-            if length > size - at:
-                raise self._broken(f"{key} at byte {at - 8} passes the end of the file")
-            raws.append(data[at : at + length])
-            at += length
-        self._at = at
+        length_at, data, at = struct.Struct("<Q").unpack_from, self._data, self._at
+        strings: list[str] = []
+        append = strings.append
+        start = end = at
+        size = self._size
         try:
-            return [raw.decode("utf-8") for raw in raws]
+            for _ in range(count):
+                start = end + 8
+                end = start + length_at(data, end)[0]
+                if end > size:  # before as much as the rest of the file is copied
+                    break
+                append(str(data[start:end], "utf-8"))
+        except (struct.error, OverflowError):  # no room for a length, or the last string had none
+            end = size + 1
         except UnicodeDecodeError as error:
             raise self._broken(f"{key} holds a string that is not UTF-8") from error
+        if end > size:
+            raise self._broken(f"{key} passes the end of the file behind byte {at}")
+        self._at = end
+        return strings
 
     def _array(self, key: str) -> Value:
         kind = self._scalar("I", f"element type of {key}")

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -38,6 +39,8 @@ def run_main(process: str, body: Callable[[], int | None]) -> int:
     except Exception:  # the top of the process
         traceback.print_exc()
         return EXIT_FAILED
+    finally:
+        gc.enable()  # where the start did not come to its end
 
 
 def repair_standard_streams() -> None:
@@ -83,6 +86,17 @@ def bind_to_parent(parent_pid: int | None) -> None:
         raise StartupError(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent_pid:
         raise StartupError(f"parent process {parent_pid} has ended (the parent is {os.getppid()})")
+
+
+def begin_start() -> None:
+    """Collect no garbage until `end_start`: imports and loading make objects that stay."""
+    gc.disable()
+
+
+def end_start() -> None:
+    """Collect garbage from now on, but never look again at what the start has left."""
+    gc.freeze()
+    gc.enable()
 
 
 def on_stop_signal(callback: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:

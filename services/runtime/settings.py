@@ -12,7 +12,8 @@ This is the only module that reads the environment.
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -76,6 +77,24 @@ def default_weight_cache() -> str:
         return str(Path.home() / ".cache" / "triptych")
     except RuntimeError:
         return "off"
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Within it, importing numpy starts no threads: its BLAS, which we do not use, would.
+
+    A process with threads cannot be forked. Libraries that are imported later see nothing of it.
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(name)  # noqa: TID251 - this is the place
+    os.environ[name] = "1"  # noqa: TID251 - this is the place
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]  # noqa: TID251 - this is the place
+        else:
+            os.environ[name] = before  # noqa: TID251 - this is the place
 
 
 class Settings(BaseModel):
@@ -143,10 +162,15 @@ ENGINE_KEYS = frozenset(
         *("run_dir", "log_level", "parent_pid", "heartbeat_interval", "heartbeat_timeout"),
         *("model", "served_model_name", "host", "port", "name", "seed"),
         *("max_streams", "max_unread_tokens", "max_message_bytes", "max_prompt_bytes"),
+        "max_logprobs",
         *("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "engine_impl", "num_slots"),
+        *("max_num_logits", "long_prefill_token_threshold", "scheduling_policy", "watermark"),
+        *("enable_prefix_caching", "queue_timeout", "request_timeout"),
+        *("logprobs_mode", "logits_processors"),
         *("dtype", "max_model_len", "block_size", "kv_cache_memory", "memory_utilization"),
         *("executor_plan", "enforce_eager", "device", "cpu_threads", "rank"),
         *("kv_cache_dtype", "weight_cache", "cpu_affinity", "cpu_isa", "activation_dtype"),
+        "quantization",
         *("shutdown_grace", "startup_timeout"),
     }
 )
@@ -247,5 +271,6 @@ __all__ = [
     "flag",
     "load_settings",
     "load_values",
+    "one_blas_thread",
     "to_argv",
 ]

@@ -4,8 +4,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from triptych.services.runtime.command_line import nearest
 from triptych.services.runtime.lifecycle import StartupError
 
@@ -20,34 +18,16 @@ class Source:
     where: str
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice, which YAML's own loader lets the later one win."""
-
-
-def _unique_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[object, object]:
-    mapping: dict[object, object] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.MarkedYAMLError(
-                problem=f"key {key!r} is not text", problem_mark=node.start_mark
-            )
-        if key in mapping:
-            raise yaml.MarkedYAMLError(
-                problem=f"key {key!r} stands twice", problem_mark=key_node.start_mark
-            )
-        mapping[key] = loader.construct_object(value_node, deep=True)
-    return mapping
-
-
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
-
-
 def from_file(path: Path, known: Collection[str]) -> dict[str, Source]:
     """Read a flat YAML mapping. Raises StartupError for a file or a key that is not right."""
+    # Here, because most starts have no such file and need not wait for the package.
+    import yaml
+
+    from triptych.services.runtime.strict_yaml import strict_yaml
+
     try:
         with path.open(encoding="utf-8") as file:
-            content = yaml.load(file, _StrictLoader)
+            content = strict_yaml(file)
     except OSError as error:
         raise StartupError(f"settings file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

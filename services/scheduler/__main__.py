@@ -14,7 +14,9 @@ from triptych.services.runtime.control_server import ControlServer
 from triptych.services.runtime.lifecycle import (
     EXIT_OK,
     StartupError,
+    begin_start,
     bind_to_parent,
+    end_start,
     on_stop_signal,
     run_main,
 )
@@ -23,7 +25,7 @@ from triptych.services.runtime.process_stats import process_stats
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.runtime.settings import load_settings
 from triptych.services.scheduler.loop import StepLoop
-from triptych.services.scheduler.sampler import sampler_of
+from triptych.services.scheduler.sampler import load_processors
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.v1 import control_pb2
 
@@ -35,11 +37,18 @@ _log = logging.getLogger(__name__)
 
 def main(argv: list[str] | None = None) -> int:
     """Run the scheduler until SIGTERM; the exit code is run_main's."""
-    return run_main(_NAME, lambda: _main(argv))
+    begin_start()
+    return run_main(
+        _NAME, lambda: _run(load_settings(SchedulerSettings, argv, prog="triptych scheduler"))
+    )
 
 
-def _main(argv: list[str] | None) -> int:
-    settings = load_settings(SchedulerSettings, argv, prog="triptych scheduler")
+def run(settings: SchedulerSettings) -> int:
+    """`main` for settings that have been read: where a supervisor has forked this process."""
+    return run_main(_NAME, lambda: _run(settings))
+
+
+def _run(settings: SchedulerSettings) -> int:
     bind_to_parent(settings.parent_pid)
     configure_logging(settings.log_level, _NAME)
     run_dir = RunDir.open(settings.run_dir)
@@ -54,11 +63,12 @@ async def _serve(settings: SchedulerSettings, run_dir: RunDir) -> int:
     """The event loop serves the control endpoint; the step loop has a thread of its own."""
     # Never 0, which says "unknown" on the wire, and never that of an earlier scheduler.
     epoch = secrets.randbits(63) + 1
+    processors = load_processors(settings.logits_processors)
     try:
-        steps = StepLoop(settings, run_dir, epoch, sampler_of(settings.engine_impl))
+        steps = StepLoop(settings, run_dir, epoch, processors)
     except (OSError, zmq.ZMQError) as error:
         raise StartupError(f"sockets in {run_dir.path}: {error}") from error
-    control = ControlServer(run_dir, _NAME, lambda: _stats(steps))
+    control = ControlServer(run_dir, _NAME, lambda: _stats(steps), steps.forget_cache)
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     stop = asyncio.Event()
@@ -66,6 +76,7 @@ async def _serve(settings: SchedulerSettings, run_dir: RunDir) -> int:
     await control.start()
     thread = threading.Thread(target=_run_steps, args=(steps, loop, ended), name="steps")
     thread.start()
+    end_start()
     _log.info("waiting for an executor", extra={"run_dir": run_dir.path, "epoch": epoch})
     watch = asyncio.create_task(_watch_health(steps, control, settings.heartbeat_timeout))
     ended.add_done_callback(lambda _: stop.set())

@@ -1,15 +1,16 @@
 """Puts a core together from the settings and what executor and tokenizers said."""
 
-from typing import Literal
+from typing import cast
 
 from triptych.engine_core.admission import Limits, max_sequence_len
+from triptych.engine_core.batch import Batch
 from triptych.engine_core.layout import StepLayout
+from triptych.engine_core.policy import policy_of
+from triptych.engine_core.python_batch import PythonBatch
+from triptych.engine_core.sampling import SamplingState
 from triptych.engine_core.scheduler import Scheduler
-from triptych.engine_core.twins import Twins, python_twins
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.v1 import stage_pb2
-
-Impl = Literal["native", "python"]
 
 
 def longest_sequence(facts: stage_pb2.ModelFacts) -> int:
@@ -22,6 +23,7 @@ def build_core(
     facts: stage_pb2.ModelFacts,
     layout: StepLayout,
     sampleable_vocabulary: int,
+    sampling: SamplingState,
 ) -> Scheduler:
     """An empty scheduler for a model. Raises ValueError naming what cannot work."""
     limits = Limits(
@@ -31,14 +33,22 @@ def build_core(
         max_num_waiting=settings.max_num_waiting,
         vocabulary_size=facts.vocabulary_size,
         sampleable_vocabulary=sampleable_vocabulary,
+        max_num_logits=settings.logits_rows,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        watermark_blocks=int(settings.watermark * facts.num_blocks),
+        prefix_caching=settings.enable_prefix_caching,
     )
-    twins = _twins(settings.engine_impl, facts, layout)
-    return Scheduler(limits, twins.kv_cache, twins.step_writer)
+    batch = _new_batch(settings, facts, layout)
+    return Scheduler(limits, batch, sampling, policy_of(settings.scheduling_policy))
 
 
-def _twins(impl: Impl, facts: stage_pb2.ModelFacts, layout: StepLayout) -> Twins:
-    if impl == "python":
-        return python_twins(facts.num_blocks, facts.block_size, layout)
-    from triptych.kernels.core import native_twins
+def _new_batch(
+    settings: SchedulerSettings, facts: stage_pb2.ModelFacts, layout: StepLayout
+) -> Batch:
+    caching = settings.enable_prefix_caching
+    if settings.engine_impl == "python":
+        return PythonBatch(facts.num_blocks, facts.block_size, layout, caching)
+    from triptych.kernels.core import Batch as NativeBatch
 
-    return native_twins(facts.num_blocks, facts.block_size, layout)
+    # Its values are named tuples of its own, of the same shape: kernels do not know engine_core.
+    return cast(Batch, NativeBatch(facts.num_blocks, facts.block_size, layout, caching))

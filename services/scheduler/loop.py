@@ -9,28 +9,30 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import zmq
 
-from triptych.engine_core.errors import RequestError, Unavailable
-from triptych.engine_core.request import Request
+from triptych.engine_core.errors import DeadlinePassed, RequestError, Unavailable
+from triptych.engine_core.ids import RequestId
 from triptych.engine_core.scheduler import Scheduler
-from triptych.engine_core.step import Event, Failed, StepPlan, StepResult, Token
-from triptych.kernels.sample_columns import SampleTuple
+from triptych.engine_core.step import Failed, StepOutput, StepPlan, StepResult
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.scheduler.build import build_core, longest_sequence
+from triptych.services.scheduler.deadlines import Deadlines, Limit
 from triptych.services.scheduler.executor_link import ExecutorJoined, ExecutorLink, ExecutorLost
-from triptych.services.scheduler.sampler import SampleRows
+from triptych.services.scheduler.sampler import ProcessorFactory, StepSampler, new_sampler
 from triptych.services.scheduler.settings import SchedulerSettings
-from triptych.services.scheduler.stats import Counters, Snapshot
+from triptych.services.scheduler.stats import Counters, Snapshot, Totals, scheduler_stats, totals_of
 from triptych.services.scheduler.tokenizer_link import Dropped, Submitted, TokenizerLink
 from triptych.services.transport.channel import wake_descriptor
 from triptych.services.transport.ring_layouts import step_layout
-from triptych.services.transport.rings import RingError, SlotPool
+from triptych.services.transport.rings import LogitsView, RingError, SlotPool
 from triptych.services.transport.silence import ListeningClock
-from triptych.v1 import control_pb2, stage_pb2
+from triptych.v1 import stage_pb2
 
 _log = logging.getLogger(__name__)
 _now = time.perf_counter
@@ -49,13 +51,22 @@ class StepLoop:
     """Binds its sockets when made, for which the run directory's lock must be held."""
 
     def __init__(
-        self, settings: SchedulerSettings, run_dir: RunDir, epoch: int, sampler: SampleRows
+        self,
+        settings: SchedulerSettings,
+        run_dir: RunDir,
+        epoch: int,
+        processors: Mapping[str, ProcessorFactory],
     ) -> None:
         self._settings = settings
         self._epoch = epoch
-        self._sampler = sampler
+        self._processors = processors
+        self._calls: deque[tuple[Callable[[], int], Future[int]]] = deque()
         self._stopping = threading.Event()
         self._wake = wake_descriptor()
+        self._wake_lock = (
+            threading.Lock()
+        )  # its number may belong to another file once it is closed
+        self._ended = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._poller.register(self._wake, zmq.POLLIN)
@@ -64,6 +75,7 @@ class StepLoop:
             num_slots=settings.num_slots,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_num_seqs=settings.max_num_seqs,
+            max_logits=settings.logits_rows,
         )
         timeout = settings.heartbeat_timeout
         self._executor = ExecutorLink(self._context, run_dir, self._rings, self._poller, timeout)
@@ -72,19 +84,44 @@ class StepLoop:
         )
         self._slots = SlotPool(settings.num_slots)
         self._core: Scheduler | None = None
+        self._sampler: StepSampler | None = None  # there is one when there is a core
+        self._deadlines = Deadlines(self._lives)
         self._facts: stage_pb2.ModelFacts | None = None
         self._flight: _Flight | None = None
-        self._outbox: list[tuple[int, list[Event]]] = []
+        self._outbox: list[StepOutput] = []
         self._next_tick = 0.0
         self._listening = ListeningClock(settings.heartbeat_interval, _now())
         self._counters = Counters()
-        self._preemptions_before = 0
+        self._totals_before = Totals()  # of the cores before this one
         self.snapshot = self._snapshot(_now())
 
     def stop(self) -> None:
         """End `run` at its next turn. Any thread."""
         self._stopping.set()
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
+
+    def forget_cache(self) -> "Future[int]":
+        """No prompt is found in the prefix cache any more; the future has how many blocks could be
+        found before. Any thread."""
+        future: Future[int] = Future()
+        self._calls.append((self._forget_cache, future))
+        if not self._wake_up():
+            future.cancel()
+        return future
+
+    def _wake_up(self) -> bool:
+        """Let `run` take a turn; False when it has ended."""
+        with self._wake_lock:
+            if not self._ended:
+                os.eventfd_write(self._wake, 1)
+            return not self._ended
+
+    def _forget_cache(self) -> int:
+        if self._core is None:
+            return 0
+        cached = self._core.batch.num_cached_blocks
+        self._core.forget_cache()
+        return cached
 
     def run(self) -> None:
         """Serve until stopped; closes all sockets and rings. An exception is a bug."""
@@ -95,44 +132,97 @@ class StepLoop:
             self._executor.close()
             self._tokenizers.close()
             self._context.destroy(linger=0)
-            os.close(self._wake)
+            with self._wake_lock:
+                self._ended = True
+                os.close(self._wake)
+            while self._calls:
+                self._calls.popleft()[1].cancel()
 
     def _turn(self) -> None:
-        wait = max(0.0, self._next_tick - _now())
+        wait = max(0.0, self._wake_at() - _now())
         ready = self._poller.poll(int(wait * 1000) + 1)
         readable = {key for key, _ in ready if isinstance(key, int)}
         now = _now()
         listened = self._listening.at(now)
+        if self._wake in readable:
+            os.eventfd_read(self._wake)
         for event in self._executor.receive(readable, listened):
             self._take_executor(event)
         for request in self._tokenizers.receive(listened):
             self._take_tokenizer(request)
+        if self._calls:
+            self._answer_calls()
         if now >= self._next_tick:
             self._tick(now, listened)
+        self._time_out(now)
         self._greet()
         self._dispatch()
         self._emit()
         self.snapshot = self._snapshot(_now())
 
+    def _wake_at(self) -> float:
+        next_at = self._deadlines.next_at
+        return self._next_tick if next_at is None else min(next_at, self._next_tick)
+
+    def _answer_calls(self) -> None:
+        while self._calls:
+            call, future = self._calls.popleft()
+            # Who asked may be gone: its future is cancelled then, and takes no result.
+            if future.set_running_or_notify_cancel():
+                future.set_result(call())
+
     # -------------------------------------------------------------------------------- tokenizers
 
     def _take_tokenizer(self, event: Submitted | Dropped) -> None:
         match event:
-            case Submitted(request):
-                self._submit(request)
+            case Submitted():
+                self._submit(event)
             case Dropped():
                 self._drop([event])
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, event: Submitted) -> None:
+        request, num_choices = event.request, event.request.params.n
         try:
-            if self._core is None:
+            if self._core is None or self._sampler is None:
                 raise Unavailable("no executor has joined")
+            self._sampler.check(request.params)
             self._core.submit(request)
         except RequestError as error:
             self._counters.requests_refused += 1
-            self._outbox.append((0, [Failed(request.request_id, error)]))
-        else:
-            self._counters.prompt_tokens += len(request.prompt_token_ids)
+            ids = range(request.request_id, request.request_id + num_choices)
+            failed = [Failed(RequestId(each), error) for each in ids]
+            self._outbox.append(StepOutput(0, failed=failed))
+            return
+        self._counters.prompt_tokens += len(request.prompt_token_ids)
+        now, defaults = _now(), self._settings
+        queue, total = event.queue_timeout, event.timeout
+        for request_id in range(request.request_id, request.request_id + num_choices):
+            choice = RequestId(request_id)
+            queue_seconds = defaults.queue_timeout if queue is None else queue
+            self._deadlines.add(choice, now, Limit.QUEUE, queue_seconds)
+            total_seconds = defaults.request_timeout if total is None else total
+            self._deadlines.add(choice, now, Limit.TOTAL, total_seconds)
+
+    def _lives(self, request_id: RequestId) -> bool:
+        return self._core is not None and self._core.lives(request_id)
+
+    def _time_out(self, now: float) -> None:
+        """End what has waited, or run, for too long. What never ran costs no step."""
+        core = self._core
+        if core is None:
+            return
+        failed = []
+        for deadline in self._deadlines.passed(now):
+            if deadline.limit is Limit.QUEUE and not core.is_fresh(deadline.request_id):
+                continue
+            core.abort(deadline.request_id)
+            where = "in the queue" if deadline.limit is Limit.QUEUE else "in all"
+            error = DeadlinePassed(f"{deadline.limit.value}: {deadline.seconds:g} s {where} passed")
+            failed.append(Failed(deadline.request_id, error))
+        if failed:
+            self._counters.requests_timed_out += len(failed)
+            self._counters.requests_finished += len(failed)
+            self._outbox.append(StepOutput(0, failed=failed))
 
     def _drop(self, dropped: Iterable[Dropped]) -> None:
         for each in dropped:
@@ -153,8 +243,8 @@ class StepLoop:
             return
         started = _now()
         outbox, self._outbox = self._outbox, []
-        for step_id, events in outbox:
-            self._drop(self._tokenizers.emit(step_id, events))
+        for output in outbox:
+            self._drop(self._tokenizers.emit(output))
         self._counters.times.emit += _now() - started
 
     # ---------------------------------------------------------------------------------- executor
@@ -185,21 +275,31 @@ class StepLoop:
         # Another pool: the sequences go on in a new core, from their tokens. What has been sampled
         # must be sent first, because the tokens sent are what they go on from.
         self._emit()
-        self._preemptions_before += self._core.preemptions_total
+        core, before_totals = self._core, self._totals_before
+        self._totals_before = totals_of(core, before_totals)
         vocabulary_size = self._tokenizers.vocabulary_size
         assert vocabulary_size is not None
+        resumed = core.resumable()
         self._core = self._new_core(facts, vocabulary_size)
-        for request in self._tokenizers.resumed_requests():
+        for request in resumed:
             try:
                 self._core.submit(request)
             except RequestError as error:
-                self._counters.requests_finished += 1
-                self._outbox.append((0, [Failed(request.request_id, error)]))
+                ids = range(request.request_id, request.request_id + request.params.n)
+                self._counters.requests_finished += len(ids)
+                failed = [Failed(RequestId(each), error) for each in ids]
+                self._outbox.append(StepOutput(0, failed=failed))
         self._drop(self._tokenizers.pool_changed(facts, longest_sequence(facts)))
 
     def _new_core(self, facts: stage_pb2.ModelFacts, vocabulary_size: int) -> Scheduler:
         layout = step_layout(facts, self._rings)
-        return build_core(self._settings, facts, layout, vocabulary_size)
+        sampler = new_sampler(
+            self._settings.engine_impl,
+            vocabulary_size,
+            processed_logprobs=self._settings.logprobs_mode == "processed_logprobs",
+        )
+        self._sampler = StepSampler(sampler, self._processors)
+        return build_core(self._settings, facts, layout, vocabulary_size, self._sampler)
 
     def _lose(self, reason: str) -> None:
         _log.warning("executor lost: %s", reason)
@@ -240,42 +340,54 @@ class StepLoop:
             return  # the late word of an executor that had been lost
         received, plan, times = _now(), flight.plan, self._counters.times
         try:
-            logits = self._executor.logits(flight.slot, plan.step_id, plan.num_samples)
+            logits = self._executor.logits(flight.slot, plan.step_id, plan.num_logits)
         except RingError as error:
             self._lose(self._executor.drop(str(error)).reason)
             return
-        assert self._tokenizers.vocabulary_size is not None, "there is a core"
-        rows: list[SampleTuple] = [*core.sample_rows(plan)]
-        drawn = self._sampler(logits, rows, self._tokenizers.vocabulary_size) if rows else []
+        result = self._sample(core, plan, logits)
         sampled = _now()
-        events = core.apply(StepResult(plan.step_id, tuple(drawn)))
+        output = core.apply(result)
         self._land()
-        self._outbox.append((plan.step_id, events))
-        self._count(events)
+        self._outbox.append(output)
+        self._count(output)
         self._counters.steps += 1
         times.execute += done.execute_ns * 1e-9
         times.hops += max(0.0, received - flight.sent_at - done.execute_ns * 1e-9)
         times.sample += sampled - received
         times.apply += _now() - sampled
 
+    def _sample(self, core: Scheduler, plan: StepPlan, logits: LogitsView) -> StepResult:
+        sampler = self._sampler
+        assert sampler is not None, "there is a core"
+        scores = [
+            sampler.score(
+                logits,
+                range(score.logits_row, score.logits_row + score.num_positions),
+                targets,
+                top,
+            )
+            for score, targets, top in core.scores()
+        ]
+        if not plan.num_samples:
+            return StepResult(plan.step_id, (), scores=scores)
+        drawn, errors = sampler.draw(logits, *core.samples())
+        tokens = drawn.token_ids.tolist()
+        return StepResult(plan.step_id, tokens, drawn.logprobs, scores, errors)
+
     def _fail_step(self, failed: stage_pb2.StepFailed) -> None:
         flight, core = self._flight, self._core
         if flight is None or core is None or failed.step_id != flight.plan.step_id:
             return
         _log.error("step failed: %s", failed.message, extra={"step": failed.step_id})
-        error = Unavailable(f"the step failed: {failed.message}")
-        events = core.fail_step(error)
+        output = core.fail_step(Unavailable(f"the step failed: {failed.message}"))
         self._land()
-        self._outbox.append((failed.step_id, events))
-        self._count(events)
+        self._outbox.append(output)
+        self._count(output)
 
-    def _count(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Token):
-                self._counters.generated_tokens += 1
-                self._counters.requests_finished += event.finish is not None
-            else:
-                self._counters.requests_finished += 1
+    def _count(self, output: StepOutput) -> None:
+        tokens, going_on = len(output.token_ids), output.finishes.count(0)
+        self._counters.generated_tokens += tokens
+        self._counters.requests_finished += tokens - going_on + len(output.failed)
 
     # -------------------------------------------------------------------------------------- time
 
@@ -297,32 +409,15 @@ class StepLoop:
         return max(0.0, now - self._flight.sent_at) if self._flight is not None else 0.0
 
     def _snapshot(self, now: float) -> Snapshot:
-        core, facts, counters = self._core, self._facts, self._counters
-        before = self._preemptions_before
-        num_blocks = facts.num_blocks if facts is not None else 0
-        stats = control_pb2.SchedulerStats(
-            requests_waiting=core.num_waiting if core else 0,
-            requests_running=core.num_running if core else 0,
-            blocks_total=num_blocks,
-            blocks_free=core.num_free_blocks if core else num_blocks,
-            block_size=facts.block_size if facts else 0,
-            slots_total=self._slots.total,
-            slots_free=self._slots.free,
-            requests_tracked=self._tokenizers.num_tracked,
-            tokenizers_connected=self._tokenizers.num_peers,
-            executor_ready=self._executor.ready,
-            steps_total=counters.steps,
-            preemptions_total=before + (core.preemptions_total if core else 0),
-            prompt_tokens_total=counters.prompt_tokens,
-            generated_tokens_total=counters.generated_tokens,
-            requests_finished_total=counters.requests_finished,
-            requests_aborted_total=counters.requests_aborted,
-            requests_refused_total=counters.requests_refused + self._tokenizers.refused_total,
-            epoch=self._epoch,
-            impl=self._settings.engine_impl,
-            step_times=counters.times.message(),
-            max_num_seqs=self._settings.max_num_seqs,
-            max_num_batched_tokens=self._settings.max_num_batched_tokens,
-        )
+        stats = scheduler_stats(self._core, self._facts, self._counters, self._totals_before)
+        stats.slots_total, stats.slots_free = self._slots.total, self._slots.free
+        stats.requests_tracked = self._tokenizers.num_tracked
+        stats.tokenizers_connected = self._tokenizers.num_peers
+        stats.executor_ready = self._executor.ready
+        stats.requests_refused_total += self._tokenizers.refused_total
+        stats.epoch = self._epoch
+        stats.impl = self._settings.engine_impl
+        stats.max_num_seqs = self._settings.max_num_seqs
+        stats.max_num_batched_tokens = self._settings.max_num_batched_tokens
         stuck = self._step_age(now) > self._settings.heartbeat_timeout
         return Snapshot(stats, serving=self._executor.ready and not stuck, taken_at=now)

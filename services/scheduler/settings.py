@@ -4,11 +4,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from triptych.services.runtime.settings import HeartbeatSettings, flag
+from triptych.services.runtime.settings import HeartbeatSettings, Settings, flag
 
 
-class SchedulerSettings(HeartbeatSettings):
-    """What the scheduler process is told. It learns the model's facts from its executor."""
+class SchedulingSettings(Settings):
+    """Who runs when: what a scheduler and a simulation of one are told alike."""
 
     max_num_seqs: int = Field(
         default=64,
@@ -31,9 +31,86 @@ class SchedulerSettings(HeartbeatSettings):
         description="requests that may wait; more are refused with RESOURCE_EXHAUSTED",
         json_schema_extra=flag("Scheduling", unit="requests"),
     )
+    long_prefill_token_threshold: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 20,
+        description="tokens of one prompt in one step, so that others get their share; 0: no bound",
+        json_schema_extra=flag("Scheduling", unit="tokens"),
+    )
+    scheduling_policy: Literal["fcfs", "priority", "shortest-prefill", "fair"] = Field(
+        default="priority",
+        description=(
+            "who goes first: first come; lower `priority` (equal ones first come); short prompts; "
+            "or the tenant that had least"
+        ),
+        json_schema_extra=flag("Scheduling"),
+    )
+    enable_prefix_caching: bool = Field(
+        default=True,
+        description="keep what prompts share in the KV cache, and compute it once",
+        json_schema_extra=flag("Scheduling"),
+    )
+    watermark: float = Field(
+        default=0.01,
+        ge=0.0,
+        lt=1.0,
+        description="share of the KV blocks that a new sequence leaves to those that run",
+        json_schema_extra=flag("Scheduling"),
+    )
+    queue_timeout: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=86_400.0,
+        description="a request that has waited so long without running ends; 0: never",
+        json_schema_extra=flag("Scheduling", unit="seconds"),
+    )
+    request_timeout: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=86_400.0,
+        description="a request that has taken so long in all ends; 0: never",
+        json_schema_extra=flag("Scheduling", unit="seconds"),
+    )
     engine_impl: Literal["native", "python"] = Field(
         default="native",
         description="block pool, step assembly and sampler in C++, or their plain Python twins",
+        json_schema_extra=flag("Scheduling"),
+    )
+
+    @model_validator(mode="after")
+    def _budget_covers_sequences(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} must be at least "
+                f"max_num_seqs ({self.max_num_seqs}), so that every sequence can take its token"
+            )
+        return self
+
+
+class SchedulerSettings(SchedulingSettings, HeartbeatSettings):
+    """What the scheduler process is told. It learns the model's facts from its executor."""
+
+    max_num_logits: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description=(
+            "rows of logits in one step: one for each sequence, the rest for prompt logprobs "
+            "(default: max_num_seqs + 32)"
+        ),
+        json_schema_extra=flag("Scheduling", unit="rows"),
+    )
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
+        default="raw_logprobs",
+        description="logprobs of the model's own logits, or of what the token was drawn from",
+        json_schema_extra=flag("Scheduling"),
+    )
+    logits_processors: tuple[str, ...] = Field(
+        default=(),
+        description=(
+            "plug-ins that requests may name: entry points of the group triptych.logits_processors"
+        ),
         json_schema_extra=flag("Scheduling"),
     )
     num_slots: int = Field(
@@ -45,10 +122,15 @@ class SchedulerSettings(HeartbeatSettings):
     )
 
     @model_validator(mode="after")
-    def _budget_covers_sequences(self) -> Self:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+    def _logits_cover_sequences(self) -> Self:
+        if self.max_num_logits is not None and self.max_num_logits < self.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens: {self.max_num_batched_tokens} must be at least "
-                f"max_num_seqs ({self.max_num_seqs}), so that every sequence can take its token"
+                f"max_num_logits: {self.max_num_logits} must be at least "
+                f"max_num_seqs ({self.max_num_seqs}), so that every sequence can be sampled"
             )
         return self
+
+    @property
+    def logits_rows(self) -> int:
+        """Rows of logits in one step."""
+        return self.max_num_logits or self.max_num_seqs + 32

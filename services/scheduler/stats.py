@@ -1,8 +1,10 @@
 """What the step loop counts, and how other threads see it: as one consistent snapshot."""
 
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
-from triptych.v1 import control_pb2
+from triptych.engine_core.scheduler import Scheduler
+from triptych.v1 import control_pb2, stage_pb2
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class Counters:
     requests_finished: int = 0
     requests_aborted: int = 0
     requests_refused: int = 0
+    requests_timed_out: int = 0
     times: StepSeconds = field(default_factory=StepSeconds)
 
 
@@ -48,3 +51,53 @@ class Snapshot:
     stats: control_pb2.SchedulerStats
     serving: bool
     taken_at: float
+
+
+class Totals(NamedTuple):
+    """What a core counts, and the next one goes on from."""
+
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+def totals_of(core: Scheduler | None, before: Totals) -> Totals:
+    """The core's totals on top of those of the cores before it."""
+    if core is None:
+        return before
+    return Totals(
+        before.preemptions + core.preemptions_total,
+        before.prefix_queries + core.batch.prefix_queries_total,
+        before.prefix_hits + core.batch.prefix_hits_total,
+    )
+
+
+def scheduler_stats(
+    core: Scheduler | None,
+    facts: stage_pb2.ModelFacts | None,
+    counters: Counters,
+    before: Totals,
+) -> control_pb2.SchedulerStats:
+    """What the core and the counters know; the loop adds the rest."""
+    num_blocks = facts.num_blocks if facts is not None else 0
+    totals = totals_of(core, before)
+    return control_pb2.SchedulerStats(
+        requests_waiting=core.num_waiting if core else 0,
+        requests_running=core.num_running if core else 0,
+        blocks_total=num_blocks,
+        blocks_free=core.batch.num_free_blocks if core else num_blocks,
+        blocks_cached=core.batch.num_cached_blocks if core else 0,
+        kv_unused_slots=core.batch.num_unused_slots if core else 0,
+        block_size=facts.block_size if facts else 0,
+        steps_total=counters.steps,
+        preemptions_total=totals.preemptions,
+        prefix_queries_total=totals.prefix_queries,
+        prefix_hits_total=totals.prefix_hits,
+        prompt_tokens_total=counters.prompt_tokens,
+        generated_tokens_total=counters.generated_tokens,
+        requests_finished_total=counters.requests_finished,
+        requests_aborted_total=counters.requests_aborted,
+        requests_refused_total=counters.requests_refused,
+        requests_timed_out_total=counters.requests_timed_out,
+        step_times=counters.times.message(),
+    )

@@ -1,56 +1,64 @@
 """The scheduler's end of the connections to the tokenizer processes: who asked for what.
 
-Every request in the core has one entry here, from Submit to its last event, its abort, or the end
-of its tokenizer. Its prompt and the tokens sent so far are all that a new core needs to go on.
+Every choice in the core has its slot here, from Submit to its last token, its failure, its abort,
+or the end of its tokenizer. Nothing is done per token: who owns what is in the request ids
+(step_outputs.request_id_of), and only choices that end are taken off, one by one.
 """
 
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import zmq
 
 from triptych.engine_core.errors import InvalidRequest
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request
-from triptych.engine_core.step import Event, Failed, Token
-from triptych.services.transport import wire
+from triptych.engine_core.step import StepOutput
+from triptych.services.transport import step_outputs, wire
 from triptych.services.transport.channel import PROTOCOL_VERSION, Received, RouterChannel
+from triptych.services.transport.output_columns import outputs_by_peer
 from triptych.v1 import stage_pb2
 
 MAX_TOKENIZERS = 256
+_SLOTS = 1 << 32
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A new request, tracked from now on."""
+    """A new request, its choices tracked from now on. Time-outs in seconds; None: the engine's.
+
+    Whoever refuses it says so with a Failed for each of its `params.n` choices.
+    """
 
     request: Request
+    queue_timeout: float | None = None
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Requests that nobody waits for any more; no longer tracked."""
+    """Choices that nobody waits for any more; no longer tracked."""
 
     request_ids: list[RequestId]
 
 
 @dataclass(slots=True)
-class _Tracked:
-    peer: bytes
-    slot: int
-    request: Request
-    sent: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Peer:
+    """`index` is part of the request ids, and never used again: a second hello gets another."""
+
+    name: bytes
+    index: int
     hello: stage_pb2.TokenizerHello
     heard: float
     welcomed: bool = False
-    slots: dict[int, RequestId] = field(default_factory=dict)
+    slots: set[int] = field(default_factory=set)
+
+    def request_ids(self, slots: Iterable[int]) -> list[RequestId]:
+        return [step_outputs.request_id_of(self.index, slot) for slot in slots]
 
 
 class TokenizerLink:
@@ -70,8 +78,8 @@ class TokenizerLink:
         self._epoch = epoch
         self._timeout = timeout
         self._peers: dict[bytes, _Peer] = {}
-        self._tracked: dict[RequestId, _Tracked] = {}
-        self._next_request_id = 1
+        self._by_index: dict[int, _Peer] = {}
+        self._next_index = 1
         self._vocabulary_size: int | None = None
         self.refused_total = 0
         poller.register(self._channel.socket, zmq.POLLIN)
@@ -85,26 +93,13 @@ class TokenizerLink:
 
     @property
     def num_tracked(self) -> int:
-        """Requests with an owner."""
-        return len(self._tracked)
+        """Choices with an owner."""
+        return sum(len(peer.slots) for peer in self._peers.values())
 
     @property
     def vocabulary_size(self) -> int | None:
         """Ids at or above this are never sampled; None until the first tokenizer is welcomed."""
         return self._vocabulary_size
-
-    def resumed_requests(self) -> list[Request]:
-        """Every tracked request with the tokens sent so far as its past, oldest first."""
-        return [
-            Request(
-                request_id=request_id,
-                prompt_token_ids=tracked.request.prompt_token_ids,
-                params=tracked.request.params,
-                priority=tracked.request.priority,
-                output_token_ids=(*tracked.request.output_token_ids, *tracked.sent),
-            )
-            for request_id, tracked in sorted(self._tracked.items())
-        ]
 
     # ---------------------------------------------------------------------------------- incoming
 
@@ -132,13 +127,11 @@ class TokenizerLink:
         peer.heard = now
         match message.WhichOneof("message"):
             case "submit":
-                yield from self._take_submit(name, peer, message.submit)
+                yield from self._take_submit(peer, message.submit)
             case "abort":
-                slots = message.abort.slots
-                dropped = [peer.slots.pop(slot) for slot in slots if slot in peer.slots]
-                for request_id in dropped:
-                    del self._tracked[request_id]
-                yield Dropped(dropped)
+                slots = [slot for slot in dict.fromkeys(message.abort.slots) if slot in peer.slots]
+                peer.slots.difference_update(slots)
+                yield Dropped(peer.request_ids(slots))
             case _:
                 pass  # a beat
 
@@ -159,27 +152,29 @@ class TokenizerLink:
         if reason is not None:
             yield from self._refuse(name, reason)
             return
-        self._peers[name] = _Peer(hello, now)
+        peer = _Peer(name, self._next_index, hello, now)
+        self._next_index += 1
+        self._peers[name] = self._by_index[peer.index] = peer
 
-    def _take_submit(
-        self, name: bytes, peer: _Peer, submit: stage_pb2.Submit
-    ) -> Iterator[Submitted | Dropped]:
-        if submit.slot in peer.slots:
-            yield from self._refuse(name, f"slot {submit.slot} is in use")
-            return
-        request_id = RequestId(self._next_request_id)
-        self._next_request_id += 1
+    def _take_submit(self, peer: _Peer, submit: stage_pb2.Submit) -> Iterator[Submitted | Dropped]:
         try:
-            request = wire.request_from_submit(submit, request_id)
+            request = wire.request_from_submit(
+                submit, step_outputs.request_id_of(peer.index, submit.slot)
+            )
+            slots = range(submit.slot, submit.slot + request.params.n)
+            if slots.stop > _SLOTS:
+                raise InvalidRequest("slot", f"{submit.slot} leaves no room for {len(slots)}")
         except InvalidRequest as error:
             self.refused_total += 1
             outputs = stage_pb2.StepOutputs(failures=[wire.failure_from_error(submit.slot, error)])
-            if not self._send(name, outputs=outputs):
-                yield from self._forget(name)
+            if not self._send(peer.name, outputs=outputs):
+                yield from self._forget(peer.name)
             return
-        self._tracked[request_id] = _Tracked(name, submit.slot, request)
-        peer.slots[submit.slot] = request_id
-        yield Submitted(request)
+        if not peer.slots.isdisjoint(slots):
+            yield from self._refuse(peer.name, f"slot {submit.slot} is in use")
+            return
+        peer.slots.update(slots)
+        yield Submitted(request, _seconds(submit.queue_timeout_ms), _seconds(submit.timeout_ms))
 
     # ---------------------------------------------------------------------------------- outgoing
 
@@ -202,22 +197,26 @@ class TokenizerLink:
         for name in [name for name, peer in self._peers.items() if peer.welcomed]:
             yield from self._tell_facts(name, facts, max_sequence_len)
 
-    def emit(self, step_id: int, events: Iterable[Event]) -> Iterator[Dropped]:
-        """Send a step's events, one message per process; those that ended are tracked no more."""
-        by_peer: dict[bytes, list[tuple[int, Token | Failed]]] = {}
-        for event in events:
-            tracked = self._tracked.get(event.request_id)
-            if tracked is None:
-                continue  # aborted after the step had been computed
-            by_peer.setdefault(tracked.peer, []).append((tracked.slot, event))
-            if isinstance(event, Token) and event.finish is None:
-                tracked.sent.append(event.token_id)
-            else:
-                del self._tracked[event.request_id]
-                del self._peers[tracked.peer].slots[tracked.slot]
-        for name, pairs in by_peer.items():
-            if not self._send(name, outputs=wire.outputs_from_events(step_id, pairs)):
-                yield from self._forget(name)
+    def emit(self, output: StepOutput) -> Iterator[Dropped]:
+        """Send what a step meant, nearly always one message a process.
+
+        Choices that ended are tracked no more; what is for a process that is gone is dropped.
+        """
+        self._untrack_ended(output)
+        for index, messages in outputs_by_peer(output).items():
+            peer = self._by_index.get(index)
+            if peer is None:
+                continue
+            if not all(self._send(peer.name, outputs=message) for message in messages):
+                yield from self._forget(peer.name)
+
+    def _untrack_ended(self, output: StepOutput) -> None:
+        finished = np.flatnonzero(np.asarray(output.finishes, np.uint8)).tolist()
+        ended = [output.request_ids[entry] for entry in finished]
+        for request_id in (*ended, *(failed.request_id for failed in output.failed)):
+            peer = self._by_index.get(step_outputs.peer_of(request_id))
+            if peer is not None:
+                peer.slots.discard(step_outputs.slot_of(request_id))
 
     def beat(self, beat: stage_pb2.SchedulerBeat) -> Iterator[Dropped]:
         """Say to all that the scheduler lives."""
@@ -268,10 +267,13 @@ class TokenizerLink:
         peer = self._peers.pop(name, None)
         if peer is None:
             return
-        for request_id in peer.slots.values():
-            del self._tracked[request_id]
+        del self._by_index[peer.index]
         if peer.slots:
-            yield Dropped(list(peer.slots.values()))
+            yield Dropped(peer.request_ids(sorted(peer.slots)))
+
+
+def _seconds(milliseconds: int) -> float | None:
+    return milliseconds / 1000 if milliseconds else None
 
 
 def _objection(

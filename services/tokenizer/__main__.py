@@ -7,7 +7,9 @@ import uvloop
 
 from triptych.services.runtime.lifecycle import (
     StartupError,
+    begin_start,
     bind_to_parent,
+    end_start,
     on_stop_signal,
     run_main,
 )
@@ -24,7 +26,13 @@ _PROG = "triptych tokenizer"
 
 def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT. Returns the exit code: 0, or 2 after one line on stderr."""
+    begin_start()
     return run_main("tokenizer", lambda: _run(load_settings(TokenizerSettings, argv, prog=_PROG)))
+
+
+def run(settings: TokenizerSettings) -> int:
+    """`main` for settings that have been read: where a supervisor has forked this process."""
+    return run_main("tokenizer", lambda: _run(settings))
 
 
 def _run(settings: TokenizerSettings) -> None:
@@ -48,6 +56,7 @@ async def _serve(settings: TokenizerSettings, run_dir: RunDir, model: LoadedMode
     service = TokenizerService(settings, run_dir, model)
     try:
         await service.start()
+        end_start()
         refusal = await until_done(stopping, service.client.ended)
     except BaseException:
         await service.stop(0.0)

@@ -11,9 +11,10 @@ Other decoders (WordPiece, CTC, ...) are asked again for a window of tokens.
 
 import codecs
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Protocol
 
 import tokenizers
@@ -37,8 +38,16 @@ class FirstPiece(Enum):
 class PieceTable:
     """The bytes that each token id adds to the text."""
 
-    pieces: Sequence[bytes]
+    pieces: "Pieces"
     first: FirstPiece
+
+
+class Pieces(Protocol):
+    """Bytes by token id."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, token_id: int, /) -> bytes: ...
 
 
 class DecodesTokens(Protocol):
@@ -82,6 +91,13 @@ class IncrementalDetokenizer:
         """The text that these tokens complete; may be empty."""
         return self._stream.push(token_ids)
 
+    def piece(self, token_id: int) -> bytes:
+        """What this token would add if it were pushed next: its bytes, part of a character maybe.
+
+        Empty for a token that is left out of the text. Nothing changes.
+        """
+        return self._stream.piece(token_id)
+
     def finish(self) -> str:
         """The rest: bytes of an unfinished character as U+FFFD."""
         return self._stream.finish()
@@ -106,6 +122,12 @@ class _PieceText:
             data += self._first_piece(pieces[token_id]) if self._at_start else pieces[token_id]
         return self._utf8.decode(bytes(data))
 
+    def piece(self, token_id: int) -> bytes:
+        if token_id in self._skipped or not 0 <= token_id < len(self._pieces):
+            return b""
+        piece = self._pieces[token_id]
+        return self._without_blank(piece) if self._at_start else piece
+
     def finish(self) -> str:
         return self._utf8.decode(b"", True)
 
@@ -120,11 +142,13 @@ class _PieceText:
         return self._first is FirstPiece.WITHOUT_MARKERS or bool(self._pieces[token_id])
 
     def _first_piece(self, piece: bytes) -> bytes:
+        if self._first is FirstPiece.WITHOUT_MARKERS or piece:
+            self._at_start = False
+        return self._without_blank(piece)
+
+    def _without_blank(self, piece: bytes) -> bytes:
         if self._first is FirstPiece.WITHOUT_MARKERS:
-            self._at_start = False
             return piece.replace(b" ", b"")
-        if piece:
-            self._at_start = False
         return piece.removeprefix(b" ")
 
 
@@ -147,6 +171,12 @@ class _WindowText:
             return ""
         return self._send(text)
 
+    def piece(self, token_id: int) -> bytes:
+        # A decoder that looks at its neighbours has no bytes of one token: this is the nearest.
+        if self._skip and token_id in self._tokenizer.special_token_ids:
+            return b""
+        return self._tokenizer.decode_whole([token_id], skip_special_tokens=False).encode()
+
     def finish(self) -> str:
         return self._send(self._unsent())
 
@@ -163,32 +193,56 @@ class _WindowText:
         return self._tokenizer.decode_whole(token_ids, skip_special_tokens=self._skip)
 
 
-def build_piece_table(
-    backend: tokenizers.Tokenizer, tokens: Mapping[int, str], vocabulary_size: int
-) -> PieceTable | None:
-    """The table of a tokenizer (`tokens`: id to spelling), or None where its decoder has none."""
+class _LazyPieces:
+    """Pieces that are made when they are first asked for: few of a vocabulary ever are, and a
+    process that is starting has other things to do."""
+
+    def __init__(self, size: int, piece: Callable[[int], bytes]) -> None:
+        self._known: list[bytes | None] = [None] * size
+        self._piece = piece
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __getitem__(self, token_id: int) -> bytes:
+        known = self._known[token_id]
+        if known is None:
+            known = self._known[token_id] = self._piece(token_id)
+        return known
+
+
+def build_piece_table(backend: tokenizers.Tokenizer, vocabulary_size: int) -> PieceTable | None:
+    """The table of a tokenizer, or None where its decoder has none."""
     decoder: tokenizers.decoders.Decoder | None = backend.decoder
     if decoder is None:  # the package then joins the tokens with blanks
         return None
     shape = json.loads(decoder.__getstate__())
     stages = shape["decoders"] if shape["type"] == "Sequence" else [shape]
     kinds = [stage["type"] for stage in stages]
-    spelled = [tokens.get(token_id, "") for token_id in range(vocabulary_size)]
+    spelled: Callable[[str], bytes]
     if kinds == ["ByteLevel"]:
         letters = _byte_letters()
-        return PieceTable([_letter_bytes(each, letters) for each in spelled], FirstPiece.AS_IT_IS)
-    if kinds == ["Metaspace"] and stages[0]["replacement"] == _MARKER:
+        spelled = partial(_letter_bytes, letters=letters)
+        first = FirstPiece.AS_IT_IS
+    elif kinds == ["Metaspace"] and stages[0]["replacement"] == _MARKER:
         never = stages[0].get("prepend_scheme") == "never"
         first = FirstPiece.AS_IT_IS if never else FirstPiece.WITHOUT_MARKERS
-        if first is FirstPiece.WITHOUT_MARKERS and any(" " in each for each in spelled):
+        if first is FirstPiece.WITHOUT_MARKERS and any(" " in each for each in backend.get_vocab()):
             return None  # a real blank and a marker would look alike in the table
-        return PieceTable([_marker_bytes(each) for each in spelled], first)
-    return _fallback_table(stages, kinds, spelled)
+        spelled = _marker_bytes
+    else:
+        fallback = _fallback_first(stages, kinds)
+        if fallback is None:
+            return None
+        spelled, first = _fallback_bytes, fallback
+    return PieceTable(
+        _LazyPieces(vocabulary_size, lambda each: spelled(backend.id_to_token(each) or "")), first
+    )
 
 
-def _fallback_table(
-    stages: Sequence[Mapping[str, object]], kinds: Sequence[str], spelled: Sequence[str]
-) -> PieceTable | None:
+def _fallback_first(
+    stages: Sequence[Mapping[str, object]], kinds: Sequence[str]
+) -> FirstPiece | None:
     """Llama's decoder: marker to blank, byte tokens to bytes, all fused, maybe one blank off."""
     if kinds not in (
         ["Replace", "ByteFallback", "Fuse"],
@@ -197,13 +251,12 @@ def _fallback_table(
         return None
     if stages[0]["pattern"] != {"String": _MARKER} or stages[0]["content"] != " ":
         return None
-    first = FirstPiece.AS_IT_IS
-    if kinds[-1] == "Strip":
-        strip = stages[-1]
-        if strip["content"] != " " or strip["start"] not in (0, 1) or strip["stop"] != 0:
-            return None
-        first = FirstPiece.WITHOUT_BLANK if strip["start"] else FirstPiece.AS_IT_IS
-    return PieceTable([_fallback_bytes(each) for each in spelled], first)
+    if kinds[-1] != "Strip":
+        return FirstPiece.AS_IT_IS
+    strip = stages[-1]
+    if strip["content"] != " " or strip["start"] not in (0, 1) or strip["stop"] != 0:
+        return None
+    return FirstPiece.WITHOUT_BLANK if strip["start"] else FirstPiece.AS_IT_IS
 
 
 def _marker_bytes(token: str) -> bytes:

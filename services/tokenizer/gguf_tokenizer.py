@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import cast
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
@@ -46,11 +47,9 @@ class _Vocabulary:
     """Tokens by id, with their kinds and scores; all of equal length."""
 
     tokens: Sequence[str]
-    kinds: Sequence[int]
+    kinds: Sequence[float]
     scores: Sequence[float]
-
-    def ids(self) -> dict[str, int]:
-        return {token: token_id for token_id, token in enumerate(self.tokens)}
+    ids: dict[str, int]
 
 
 def read_gguf_tokenizer(path: Path) -> TokenizerParts:
@@ -94,10 +93,9 @@ def _read(file: GgufFile) -> TokenizerParts:
 
 
 def _vocabulary(file: GgufFile) -> _Vocabulary:
-    tokens = [
-        token or f"[EMPTY_{token_id}]"
-        for token_id, token in enumerate(_strings(file, "tokenizer.ggml.tokens"))
-    ]
+    tokens = _strings(file, "tokenizer.ggml.tokens")
+    if not all(tokens):
+        tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
     if not tokens:
         raise StartupError("tokenizer.ggml.tokens is missing: the file holds no tokenizer")
     kinds = _numbers(file, "tokenizer.ggml.token_type") or [int(_Kind.NORMAL)] * len(tokens)
@@ -107,26 +105,26 @@ def _vocabulary(file: GgufFile) -> _Vocabulary:
             raise StartupError(
                 f"tokenizer.ggml.{key} has {len(column)} entries for {len(tokens)} tokens"
             )
-    return _Vocabulary(tokens, [int(each) for each in kinds], scores)
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    return _Vocabulary(tokens, kinds, scores, ids)
 
 
 def _model(file: GgufFile, vocabulary: _Vocabulary, *, ignore_merges: bool) -> tokenizers.Tokenizer:
-    merges: list[tuple[str, str]] = []
-    for merge in _strings(file, "tokenizer.ggml.merges"):
-        left, blank, right = merge.partition(" ")
-        if not (left and blank and right):
-            raise StartupError(f"tokenizer.ggml.merges: {merge!r:.80} is not a pair")
-        merges.append((left, right))
+    lines = _strings(file, "tokenizer.ggml.merges")
+    merges = [(left, right) for left, _, right in [line.partition(" ") for line in lines]]
+    if not all(left and right for left, right in merges):
+        broken = next(line for line, pair in zip(lines, merges, strict=True) if not all(pair))
+        raise StartupError(f"tokenizer.ggml.merges: {broken!r:.80} is not a pair")
     if not merges:
         raise StartupError("tokenizer.ggml.merges is missing")
-    return _bpe(vocabulary.ids(), merges, ignore_merges=ignore_merges)
+    return _bpe(vocabulary.ids, merges, ignore_merges=ignore_merges)
 
 
 def _sentencepiece(file: GgufFile, vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     """Text between special tokens gets a blank in front (as llama.cpp, and the "legacy" form of
     transformers); a character that is no piece falls back to its bytes."""
     unknown = file.integer("tokenizer.ggml.unknown_token_id")
-    ids = vocabulary.ids()
+    ids = vocabulary.ids
     backend = _bpe(
         ids,
         _merges_from_scores(vocabulary),
@@ -166,7 +164,7 @@ def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _bpe(
-    ids: dict[str, int], merges: list[tuple[str, str]], **options: bool | str | None
+    ids: dict[str, int], merges: Sequence[tuple[str, str]], **options: bool | str | None
 ) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges, **options))
@@ -177,7 +175,9 @@ def _bpe(
 def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
     special: list[AddedToken] = []
     whole: list[AddedToken] = []
-    for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True):
+    normal = int(_Kind.NORMAL)  # nearly all are, and comparing with an enum's member is slow
+    for token_id in [at for at, kind in enumerate(vocabulary.kinds) if kind != normal]:
+        token, kind = vocabulary.tokens[token_id], vocabulary.kinds[token_id]
         if kind in (_Kind.CONTROL, _Kind.UNKNOWN):
             special.append(AddedToken(token, normalized=False, special=True))
         elif kind == _Kind.USER_DEFINED:
@@ -223,7 +223,7 @@ def _eos_ids(file: GgufFile, vocabulary: _Vocabulary, named: Mapping[str, int]) 
     ends = [file.integer(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom")]
     found += [each for each in ends if each is not None and 0 <= each < size]
     if ends[0] is None:
-        ids = vocabulary.ids()
+        ids = vocabulary.ids
         harmony = "<|return|>" in ids  # there, <|end|> ends a message but not the answer
         found += [
             ids[text]
@@ -239,8 +239,9 @@ def _strings(file: GgufFile, key: str) -> list[str]:
     value = file.metadata.get(key, [])
     if not isinstance(value, list):
         raise StartupError(f"{key} is not an array of strings")
-    texts = [each for each in value if isinstance(each, str)]
-    if len(texts) != len(value):
+    # An array has one type of elements, so the first one tells.
+    texts = cast(list[str], value)
+    if value and not isinstance(value[0], str):
         raise StartupError(f"{key} is not an array of strings")
     return texts
 
@@ -249,7 +250,6 @@ def _numbers(file: GgufFile, key: str) -> list[float]:
     value = file.metadata.get(key, [])
     if not isinstance(value, list):
         raise StartupError(f"{key} is not an array of numbers")
-    numbers = [each for each in value if isinstance(each, int | float)]
-    if len(numbers) != len(value):
+    if value and not isinstance(value[0], int | float):
         raise StartupError(f"{key} is not an array of numbers")
-    return [float(each) for each in numbers]
+    return cast(list[float], value)

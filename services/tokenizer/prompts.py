@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-import numpy as np
-
 from triptych.engine_core.errors import NotSupported, TooLong
 from triptych.services.tokenizer.chat_template import ChatMessage
 from triptych.services.tokenizer.tokenizer import Tokenizer
-from triptych.services.tokenizer.validation import TokenArray
+from triptych.services.tokenizer.validation import TokenArray, token_array
 from triptych.v1 import inference_pb2
 
 _THREADS = 2
@@ -42,7 +40,7 @@ class Prompts:
 
         def read() -> TokenArray:
             self._probe("text", (text,), max_model_len)
-            return np.asarray(self._tokenizer.encode(text, add_special_tokens=special), np.uint32)
+            return token_array(self._tokenizer.encode(text, add_special_tokens=special))
 
         return await self._run(len(text), read)
 
@@ -60,7 +58,7 @@ class Prompts:
         def read() -> TokenArray:
             self._probe("messages", [turn.content for turn in turns], max_model_len)
             ids = self._tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt)
-            return np.asarray(ids, np.uint32)
+            return token_array(ids)
 
         size = sum(len(turn.role) + len(turn.content) + len(turn.name) for turn in turns)
         return await self._run(size, read)

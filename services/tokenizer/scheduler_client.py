@@ -8,7 +8,7 @@ sink fails with Unavailable and the client says hello again until it is welcomed
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,14 @@ from triptych.engine_core.errors import InvalidRequest, QueueFull, RequestError,
 from triptych.services.tokenizer.stats import Counters
 from triptych.services.transport.channel import PROTOCOL_VERSION, DealerChannel, new_identity
 from triptych.services.transport.silence import ListeningClock
-from triptych.services.transport.wire import failures_from_outputs, tokens_from_outputs
+from triptych.services.transport.step_outputs import (
+    TokenLogprobs,
+    failures_from_outputs,
+    logprobs_from_outputs,
+    prompt_logprobs_from_outputs,
+    scores_from_outputs,
+    tokens_from_outputs,
+)
 from triptych.v1 import stage_pb2
 
 _BATCH = 1024  # frames per turn of the event loop, so that a flood cannot starve the rpcs
@@ -29,13 +36,22 @@ _log = logging.getLogger(__name__)
 
 
 class TokenSink(Protocol):
-    """Where one request's tokens go."""
+    """Where one choice's tokens go."""
 
-    def accept(self, token_id: int, finish: int) -> bool:
+    def started(self, cached_tokens: int) -> None:
+        """The first token follows; so many tokens of the prompt were found in the cache."""
+
+    def prompt_logprobs(self, position: int, rows: Sequence[TokenLogprobs]) -> None:
+        """Of the prompt's tokens from `position` on. Raises InvalidRequest where there are none."""
+
+    def scored(self, score: float) -> None:
+        """The score of the beam hypothesis whose last token follows."""
+
+    def accept(self, token_id: int, finish: int, logprobs: TokenLogprobs | None) -> bool:
         """Take the next token; `finish` is a FinishReason or 0. True: send no more, abort it."""
 
     def fail(self, error: RequestError) -> None:
-        """The request ended with an error; nothing follows."""
+        """The choice ended with an error; nothing follows."""
 
     def wake(self) -> None:
         """Everything that came in this drain has been handed over."""
@@ -119,7 +135,7 @@ class SchedulerClient:
 
     @property
     def streams(self) -> int:
-        """Requests that the scheduler works for, as far as we know."""
+        """Choices that the scheduler works for, as far as we know."""
         return len(self._sinks)
 
     # --------------------------------------------------------------------------------- lifecycle
@@ -159,22 +175,32 @@ class SchedulerClient:
 
     # ---------------------------------------------------------------------------------- requests
 
-    def submit(self, submit: stage_pb2.Submit, sink: TokenSink) -> int:
-        """Send a request; its slot is chosen here and returned. Raises NoRoom."""
+    def submit(self, submit: stage_pb2.Submit, sinks: Sequence[TokenSink]) -> range:
+        """Send a request; the slots of its choices are chosen here and returned. Raises NoRoom."""
         if not self.ready:
             raise Unavailable("the engine is not ready")
-        slot = self._next_slot
-        self._next_slot = slot % (_SLOTS - 1) + 1
-        submit.slot = slot
+        slots = self._free_slots(len(sinks))
+        submit.slot = slots.start
         if not self._send(stage_pb2.TokenizerMessage(submit=submit)):
             raise QueueFull("the scheduler does not keep up")
-        self._sinks[slot] = sink
-        return slot
+        self._next_slot = slots.stop
+        self._sinks.update(zip(slots, sinks, strict=True))
+        return slots
 
-    def abort(self, slot: int) -> None:
-        """Forget a request; the scheduler hears of it unless it ended. Idempotent."""
-        if self._sinks.pop(slot, None) is not None:
-            self._queue_aborts([slot])
+    def abort(self, slots: Iterable[int]) -> None:
+        """Forget choices; the scheduler hears of those that have not ended. Idempotent."""
+        running = [slot for slot in slots if self._sinks.pop(slot, None) is not None]
+        if running:
+            self._queue_aborts(running)
+
+    def _free_slots(self, count: int) -> range:
+        """The next in line; none of the last 2^32 is used again."""
+        slots = range(self._next_slot, self._next_slot + count)
+        if slots.stop > _SLOTS:
+            slots = range(1, 1 + count)
+        while taken := [slot for slot in slots if slot in self._sinks]:
+            slots = range(taken[-1] + 1, taken[-1] + 1 + count)
+        return slots
 
     # ----------------------------------------------------------------------------------- sending
 
@@ -260,16 +286,21 @@ class SchedulerClient:
     def _outputs(self, outputs: stage_pb2.StepOutputs, touched: dict[TokenSink, None]) -> None:
         try:
             tokens = tokens_from_outputs(outputs)
+            logprobs = logprobs_from_outputs(outputs)
+            scores = scores_from_outputs(outputs)
+            self._prompt_facts(outputs)
         except InvalidRequest as error:
             self._lost(f"it sent torn outputs: {error}")
             self._send(self._hello)
             return
         aborts: list[int] = []
-        for slot, token_id, finish in tokens:
+        for entry, (slot, token_id, finish) in enumerate(tokens):
             sink = self._sinks.get(slot)
             if sink is None:
                 continue  # aborted while the token was on its way
-            satisfied = sink.accept(token_id, finish)
+            if scores and entry in scores:
+                sink.scored(scores[entry])
+            satisfied = sink.accept(token_id, finish, logprobs.get(entry) if logprobs else None)
             touched[sink] = None
             if finish or satisfied:
                 del self._sinks[slot]
@@ -282,6 +313,16 @@ class SchedulerClient:
                 touched[sink] = None
         if aborts:
             self._queue_aborts(aborts)
+
+    def _prompt_facts(self, outputs: stage_pb2.StepOutputs) -> None:
+        for rows in prompt_logprobs_from_outputs(outputs):
+            sink = self._sinks.get(rows.slot)
+            if sink is not None:
+                sink.prompt_logprobs(rows.position, rows.rows)
+        for started in outputs.started:
+            sink = self._sinks.get(started.slot)
+            if sink is not None:
+                sink.started(started.cached_tokens)
 
     def _beat(self, beat: stage_pb2.SchedulerBeat) -> None:
         if self._welcomed and self._facts is not None and beat.epoch != self._facts.epoch:

@@ -73,6 +73,7 @@ class TokenizerService:
             self._counters,
             seed=settings.seed,
             max_unread_tokens=settings.max_unread_tokens,
+            max_logprobs=settings.max_logprobs,
         )
         self._server = self._public_server()
 
@@ -129,13 +130,17 @@ class TokenizerService:
 
     def _public_server(self) -> grpc.aio.Server:
         limit = self._settings.max_message_bytes
+        streams = self._settings.max_streams + _MORE_STREAMS
         server = grpc.aio.server(
             options=[
                 # An old process and a new one would share the port in silence.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", limit),
-                ("grpc.max_concurrent_streams", self._settings.max_streams + _MORE_STREAMS),
+                ("grpc.max_concurrent_streams", streams),
+                # Beyond 1000 that no handler has taken yet, gRPC would cancel some at random.
+                ("grpc.server.max_pending_requests", streams),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * streams),
                 # A stream is quiet while its request waits or its prompt is computed: take a
                 # client's pings then, and ping it to notice that it is gone.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),

@@ -10,7 +10,7 @@ from triptych.engine_core.errors import DeadlinePassed, InvalidRequest
 from triptych.services.runtime.status import rpc_errors
 from triptych.services.tokenizer.admission import Admission
 from triptych.services.tokenizer.generation import Generation
-from triptych.services.tokenizer.responses import Response, response_of
+from triptych.services.tokenizer.responses import Response
 from triptych.services.tokenizer.session import Session
 from triptych.services.tokenizer.stats import Counters
 from triptych.services.tokenizer.validation import (
@@ -149,10 +149,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             finished = False
             while not finished:
                 piece = await running.stream.next()
-                finished = piece.finish is not None
+                finished = piece.usage is not None
                 self._counters.responses_total += 1
-                self._counters.tokens_total += len(piece.token_ids)
-                await context.write(response_of(kind, piece, running))
+                self._counters.tokens_total += piece.new_tokens
+                await context.write(running.responses.response_of(kind, piece))
 
     def _check_size(
         self,

@@ -17,7 +17,6 @@ from triptych.engine_core.errors import DuplicateId, InvalidRequest, QueueFull, 
 from triptych.services.runtime.status import to_status, unexpected
 from triptych.services.tokenizer.admission import Admission
 from triptych.services.tokenizer.generation import Generation, Running
-from triptych.services.tokenizer.responses import response_of
 from triptych.services.tokenizer.stats import Counters
 from triptych.v1 import inference_pb2
 
@@ -137,6 +136,8 @@ class Session:
             if event is not None:
                 size += event.ByteSize()
                 response.events.append(event)
+                if request_id in self._entries:
+                    self._changed[request_id] = None  # of another choice there may be more
         if not response.events:
             return None
         self._counters.responses_total += 1
@@ -154,10 +155,10 @@ class Session:
             return _error_event(request_id, to_status(error))
         if piece is None:
             return None
-        self._counters.tokens_total += len(piece.token_ids)
-        if piece.finish is not None:
+        self._counters.tokens_total += piece.new_tokens
+        if piece.usage is not None:
             self._close(request_id)
-        output = response_of(inference_pb2.GenerateResponse, piece, running)
+        output = running.responses.response_of(inference_pb2.GenerateResponse, piece)
         return inference_pb2.SessionEvent(id=request_id, output=output)
 
     def _close(self, request_id: int) -> None:

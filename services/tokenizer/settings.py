@@ -53,6 +53,13 @@ class TokenizerSettings(HeartbeatSettings):
         description="output that one stream may leave unread before it is ended",
         json_schema_extra=flag("Limits", unit="tokens"),
     )
+    max_logprobs: int = Field(
+        default=20,
+        ge=-1,
+        le=1 << 20,
+        description="alternatives that a request may ask for beside a token's own logprob; -1: all",
+        json_schema_extra=flag("Limits", unit="tokens"),
+    )
     max_message_bytes: Bytes = Field(
         default=16 << 20,
         ge=1024,

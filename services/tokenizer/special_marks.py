@@ -63,7 +63,7 @@ class MarkedEncoder:
     """A copy of a tokenizer that reads marks as special tokens and special tokens as text."""
 
     def __init__(self, backend: tokenizers.Tokenizer, marks: SpecialMarks) -> None:
-        self._backend = tokenizers.Tokenizer.from_str(backend.to_str())
+        self._backend = _another(backend)
         self._backend.encode_special_tokens = True
         self._marks = marks
         added = {
@@ -112,3 +112,26 @@ class MarkedEncoder:
         token_id = self._backend.token_to_id(mark)
         assert token_id is not None
         return token_id
+
+
+def _another(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A tokenizer with the same model and the same added tokens; later additions are its own.
+
+    The model itself, which nothing changes, is one in memory. A copy by way of text costs as much
+    as all else that reads a vocabulary; it is left for tokenizers whose added tokens have ids that
+    adding them again does not give, or that cut or pad.
+    """
+    copy = tokenizers.Tokenizer(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(backend, part)) is not None:
+            setattr(copy, part, value)
+    added = backend.get_added_tokens_decoder()
+    copy.add_tokens([token for _, token in sorted(added.items())])
+    same = _shown(copy.get_added_tokens_decoder()) == _shown(added)
+    if not same or backend.truncation is not None or backend.padding is not None:
+        return tokenizers.Tokenizer.from_str(backend.to_str())
+    return copy
+
+
+def _shown(added: Mapping[int, AddedToken]) -> dict[int, str]:
+    return {token_id: repr(token) for token_id, token in added.items()}

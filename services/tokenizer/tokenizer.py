@@ -50,8 +50,7 @@ class Tokenizer:
             if token.special
         }
         self._special = frozenset(special.values())
-        tokens = {token_id: text for text, token_id in self._backend.get_vocab().items()}
-        self._pieces = build_piece_table(self._backend, tokens, parts.vocabulary_size)
+        self._pieces = build_piece_table(self._backend, parts.vocabulary_size)
         self._prefix, self._suffix = self._added_around()
         marks = SpecialMarks(special)
         self._marked = MarkedEncoder(self._backend, marks)
@@ -120,6 +119,10 @@ class Tokenizer:
             return self.decode_whole([token_id], skip_special_tokens=False).encode()
         pieces = self._pieces.pieces
         return pieces[token_id] if 0 <= token_id < len(pieces) else b""
+
+    def token_text(self, token_id: int) -> str:
+        """A token for people to read: bytes that are no character on their own as \\xNN."""
+        return self.token_bytes(token_id).decode(errors="backslashreplace")
 
     def _encode_marked(self, text: str, field: str) -> list[int]:
         try:

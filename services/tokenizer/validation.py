@@ -1,31 +1,41 @@
-"""Raw requests to validated ones: the only place where what a client sends is checked.
+"""Raw requests to validated ones: what a request is, its prompt, its length and its labels.
 
-Every refusal is an InvalidRequest (or TooLong, UnknownModel) that names the field as on the wire,
-the value and the bound. Nothing behind this module checks again. One rule for lengths, as in
-engine_core.admission: prompt + max_tokens <= max_model_len, and <= what the KV cache can hold.
+Sampling parameters are checked in sampling_validation, what becomes of the output in
+output_validation; nothing behind the three checks again. Every refusal is an InvalidRequest (or
+TooLong, UnknownModel) that names the field as on the wire, the value and the bound. One rule for
+lengths, as in engine_core.admission: prompt + max_tokens <= max_model_len, and <= what the KV cache
+can hold.
 """
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
-import numpy.typing as npt
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from triptych.engine_core.errors import InvalidRequest, TooLong, UnknownModel
-from triptych.engine_core.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
+from triptych.engine_core.request import MAX_CACHE_SALT_BYTES, MAX_TENANT_BYTES
+from triptych.engine_core.sampling_params import SamplingParams
 from triptych.services.transport.wire import submit_of
 from triptych.v1 import common_pb2, inference_pb2, stage_pb2
 
 MAX_REQUEST_ID_BYTES = 128
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_BYTES = 1024
 # What Tokenize and Detokenize take in: several times what a prompt may have, so that a client can
 # see by how much its text is too long, and yet no call computes for long.
 SIZE_PER_TOKEN = 64
 LEAST_SIZE = 1 << 18
 
-TokenArray = npt.NDArray[np.uint32]
+# u32 [n] in the machine's byte order. Not numpy's: this process starts sooner without it.
+if TYPE_CHECKING:
+    TokenArray = array[int]
+else:
+    TokenArray = array
+_U32 = "I"
+
+
+def token_array(token_ids: Iterable[int]) -> TokenArray:
+    """The ids as u32 [n]. Raises OverflowError for one that does not fit."""
+    return array(_U32, token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +47,17 @@ class ServedModel:
     max_model_len: int
     max_sequence_len: int
     eos_token_ids: tuple[int, ...]
+    max_logprobs: int = 20
+    """Most alternatives that a request may ask for; -1: the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputParams:
     """What becomes of the sampled tokens: text, stop strings, and what the client wants to see.
 
-    `stop_token_ids` are those to name as stop_reason; the end-of-sequence ids are not.
+    `stop_token_ids` are those to name as stop_reason; the end-of-sequence ids are not. `n` choices
+    of `best_of` drawn ones are delivered. `logprobs` and `prompt_logprobs`: how many alternatives
+    the client sees, None for no logprobs, -1 for the vocabulary's. `echo`: the prompt comes first.
     """
 
     stop: tuple[str, ...] = ()
@@ -54,21 +68,53 @@ class OutputParams:
     text: bool = True
     token_ids: bool = True
     max_unread_tokens: int = 4096
+    n: int = 1
+    best_of: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing is delivered before all choices have ended."""
+        return self.best_of > self.n
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What the scheduler is told beside prompt and parameters. Time-outs 0: the engine's."""
+
+    label: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    tenant: str = ""
+    queue_timeout_ms: int = 0
+    timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A request that can run. `prompt` is u32 [n], n >= 1; `label` is for logs."""
+    """A request that can run. `prompt` is u32 [n], n >= 1; `text` is its text, for echo only."""
 
-    label: str
     prompt: TokenArray
     params: SamplingParams
     output: OutputParams
+    routing: Routing = Routing()
+    text: str = ""
 
     def submit(self) -> stage_pb2.Submit:
         """The message to the scheduler, its slot not yet chosen."""
-        prompt = self.prompt.astype("<u4", copy=False).tobytes()
-        return submit_of(prompt, self.params, self.label)
+        prompt = self.prompt
+        if sys.byteorder == "big":
+            prompt = prompt[:]
+            prompt.byteswap()
+        submit = submit_of(prompt.tobytes(), self.params, self.routing.label)
+        submit.priority = self.routing.priority
+        submit.cache_salt = self.routing.cache_salt
+        submit.tenant = self.routing.tenant
+        submit.queue_timeout_ms = self.routing.queue_timeout_ms
+        submit.timeout_ms = self.routing.timeout_ms
+        return submit
 
 
 def check_model(name: str, names: Sequence[str]) -> None:
@@ -77,26 +123,42 @@ def check_model(name: str, names: Sequence[str]) -> None:
         raise UnknownModel(name, tuple(names))
 
 
-def check_request_id(request_id: str) -> str:
-    """The label as it came. Raises InvalidRequest."""
-    size = len(request_id.encode())
-    if size > MAX_REQUEST_ID_BYTES:
-        raise InvalidRequest("request_id", f"{size} bytes, more than {MAX_REQUEST_ID_BYTES}")
-    return request_id
+def routing(request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest) -> Routing:
+    """The request's labels, priority and time-outs. Raises InvalidRequest."""
+    _check_bytes("request_id", request.request_id, MAX_REQUEST_ID_BYTES)
+    _check_bytes("cache_salt", request.cache_salt, MAX_CACHE_SALT_BYTES)
+    _check_bytes("tenant", request.tenant, MAX_TENANT_BYTES)
+    for name in ("queue_timeout_ms", "timeout_ms"):
+        if request.HasField(name) and getattr(request, name) < 1:
+            raise InvalidRequest(name, "0 is below 1")
+    return Routing(
+        label=request.request_id,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        tenant=request.tenant,
+        queue_timeout_ms=request.queue_timeout_ms,
+        timeout_ms=request.timeout_ms,
+    )
+
+
+def _check_bytes(name: str, text: str, most: int) -> None:
+    size = len(text.encode())
+    if size > most:
+        raise InvalidRequest(name, f"{size} bytes, more than {most}")
 
 
 def check_token_ids(
     token_ids: Sequence[int] | TokenArray, field: str, vocabulary_size: int
 ) -> TokenArray:
     """The ids as u32 [n]. Raises InvalidRequest for one at or above `vocabulary_size`."""
-    array = np.asarray(token_ids, np.uint32)
-    if array.size and int(array.max()) >= vocabulary_size:
-        index = int(np.argmax(array >= vocabulary_size))
+    ids = token_ids if isinstance(token_ids, array) else token_array(token_ids)
+    if ids and max(ids) >= vocabulary_size:
+        index, worst = next(each for each in enumerate(ids) if each[1] >= vocabulary_size)
         raise InvalidRequest(
             f"{field}[{index}]",
-            f"token id {int(array[index])} is not below vocabulary_size {vocabulary_size}",
+            f"token id {worst} is not below vocabulary_size {vocabulary_size}",
         )
-    return array
+    return ids
 
 
 def check_size(size: int, field: str, max_model_len: int) -> None:
@@ -131,90 +193,3 @@ def check_prompt_length(
             f" that the KV cache can hold",
         )
     return given if given is not None else model.max_sequence_len - length
-
-
-def sampling_params(
-    raw: common_pb2.SamplingParams, model: ServedModel, default_seed: int | None
-) -> SamplingParams:
-    """Everything but the bound that depends on the prompt: an unset max_tokens is provisional.
-
-    `default_seed` is the seed of requests that bring none; None draws one. Raises InvalidRequest.
-    """
-    given = tuple(raw.stop_token_ids)
-    if len(given) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest(
-            "sampling_params.stop_token_ids", f"{len(given)} ids, more than {MAX_STOP_TOKEN_IDS}"
-        )
-    check_token_ids(given, "sampling_params.stop_token_ids", model.vocabulary_size)
-    eos = () if raw.ignore_eos else model.eos_token_ids
-    try:
-        return SamplingParams(
-            max_tokens=raw.max_tokens if raw.HasField("max_tokens") else model.max_model_len,
-            min_tokens=raw.min_tokens,
-            temperature=_decimal(raw.temperature) if raw.HasField("temperature") else 1.0,
-            top_k=min(raw.top_k, model.vocabulary_size),
-            top_p=_decimal(raw.top_p) if raw.HasField("top_p") else 1.0,
-            min_p=_decimal(raw.min_p),
-            seed=_seed(raw, default_seed),
-            stop_token_ids=tuple(dict.fromkeys((*given, *eos))),
-        )
-    except InvalidRequest as error:
-        raise InvalidRequest(f"sampling_params.{error.field}", error.description) from error
-
-
-def output_params(
-    raw: common_pb2.SamplingParams,
-    output_format: int,
-    model: ServedModel,
-    max_unread_tokens: int,
-) -> OutputParams:
-    """The text-level half of the parameters. Raises InvalidRequest."""
-    _check_stop_strings(raw.stop)
-    if output_format not in inference_pb2.OutputFormat.values():
-        known = ", ".join(str(value) for value in inference_pb2.OutputFormat.values())
-        raise InvalidRequest("output_format", f"{output_format} is none of {known}")
-    eos = () if raw.ignore_eos else model.eos_token_ids
-    return OutputParams(
-        stop=tuple(dict.fromkeys(raw.stop)),
-        stop_token_ids=frozenset(raw.stop_token_ids) - frozenset(eos),
-        include_stop=raw.include_stop_str_in_output,
-        skip_special_tokens=(
-            raw.skip_special_tokens if raw.HasField("skip_special_tokens") else True
-        ),
-        min_tokens=raw.min_tokens,
-        text=output_format != inference_pb2.OUTPUT_FORMAT_TOKEN_IDS,
-        token_ids=output_format != inference_pb2.OUTPUT_FORMAT_TEXT,
-        max_unread_tokens=max_unread_tokens,
-    )
-
-
-def with_max_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:
-    """The parameters with the bound that the prompt leaves. Raises InvalidRequest."""
-    try:
-        return replace(params, max_tokens=max_tokens)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"sampling_params.{error.field}", error.description) from error
-
-
-def _check_stop_strings(stop: Sequence[str]) -> None:
-    field = "sampling_params.stop"
-    if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(field, f"{len(stop)} strings, more than {MAX_STOP_STRINGS}")
-    for index, text in enumerate(stop):
-        size = len(text.encode())
-        if not 1 <= size <= MAX_STOP_STRING_BYTES:
-            raise InvalidRequest(
-                f"{field}[{index}]",
-                f"{size} bytes is not within 1 and {MAX_STOP_STRING_BYTES}",
-            )
-
-
-def _seed(raw: common_pb2.SamplingParams, default_seed: int | None) -> int:
-    if raw.HasField("seed"):
-        return raw.seed
-    return default_seed if default_seed is not None else int.from_bytes(os.urandom(8))
-
-
-def _decimal(value: float) -> float:
-    """The shortest decimal that is this float32: what the client wrote, and what errors show."""
-    return float(str(np.float32(value)))

@@ -14,6 +14,7 @@ def step_layout(facts: stage_pb2.ModelFacts, welcome: stage_pb2.ExecutorWelcome)
         max_tokens=welcome.max_num_batched_tokens,
         max_rows=welcome.max_num_seqs,
         max_blocks_per_row=-(-facts.max_model_len // facts.block_size),
+        max_logits=welcome.max_logits,
     )
 
 
@@ -21,6 +22,6 @@ def logits_layout(facts: stage_pb2.ModelFacts, welcome: stage_pb2.ExecutorWelcom
     """The logits ring between the same two."""
     return LogitsLayout(
         num_slots=welcome.num_slots,
-        max_rows=welcome.max_num_seqs,
+        max_logits=welcome.max_logits,
         vocabulary_size=facts.vocabulary_size,
     )

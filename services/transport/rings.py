@@ -185,8 +185,8 @@ class LogitsRing:
     def __init__(self, region: _Region, layout: LogitsLayout) -> None:
         self.layout = layout
         self._region = region
-        shape = (layout.max_rows, layout.vocabulary_size)
-        count = layout.max_rows * layout.vocabulary_size
+        shape = (layout.max_logits, layout.vocabulary_size)
+        count = layout.max_logits * layout.vocabulary_size
         # frombuffer, unlike ndarray(buffer=...), keeps the mapping exported: it cannot be unmapped
         # under a view that somebody still reads.
         self._logits: list[LogitsView] = [
@@ -212,7 +212,7 @@ class LogitsRing:
         return self._region.fd
 
     def logits(self, slot: int) -> LogitsView:
-        """Float32 [max_rows, vocabulary_size], in place; writable for the creator only."""
+        """Float32 [max_logits, vocabulary_size], in place; writable for the creator only."""
         if self._region.closed:
             raise RingError("the ring is closed")
         if not 0 <= slot < len(self._logits):

@@ -1,15 +1,17 @@
 """Stage messages to engine_core values and back: total, and tested both ways.
 
 Total: every message of a peer gives a value or raises InvalidRequest, nothing else. The bounds of
-the values themselves are checked by the values (SamplingParams, Request).
+the values themselves are checked by the values (SamplingParams, Request). What a step brought is in
+step_outputs.
 """
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from triptych.engine_core.errors import (
     RETRY_AFTER_MS,
+    DeadlinePassed,
     InvalidRequest,
     NotFinite,
     QueueFull,
@@ -19,12 +21,27 @@ from triptych.engine_core.errors import (
 )
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request
-from triptych.engine_core.sampling_params import SamplingParams
-from triptych.engine_core.step import Failed, FinishReason, Token
-from triptych.v1 import stage_pb2
+from triptych.engine_core.sampling_params import (
+    NO_LOGPROBS,
+    BeamParams,
+    EarlyStopping,
+    SamplingParams,
+)
+from triptych.v1 import common_pb2, stage_pb2
 
 MAX_LABEL_BYTES = 128
-_FINISH_BYTES = frozenset((0, *FinishReason))
+
+EARLY_STOPPING: Final[Mapping[int, EarlyStopping]] = {
+    common_pb2.EARLY_STOPPING_UNSPECIFIED: "false",
+    common_pb2.EARLY_STOPPING_FALSE: "false",
+    common_pb2.EARLY_STOPPING_TRUE: "true",
+    common_pb2.EARLY_STOPPING_NEVER: "never",
+}
+_EARLY_STOPPING_NUMBERS = {
+    "false": common_pb2.EARLY_STOPPING_FALSE,
+    "true": common_pb2.EARLY_STOPPING_TRUE,
+    "never": common_pb2.EARLY_STOPPING_NEVER,
+}
 
 
 def pack_u32(values: Sequence[int]) -> bytes:
@@ -51,19 +68,46 @@ def submit_of(prompt: bytes, params: SamplingParams, label: str = "") -> stage_p
     `prompt` is a column of u32, little-endian; `label` is for logs.
     """
     return stage_pb2.Submit(
-        request_id=label,
-        prompt_token_ids=prompt,
-        params=stage_pb2.SequenceParams(
-            max_tokens=params.max_tokens,
-            min_tokens=params.min_tokens,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=params.seed,
-            stop_token_ids=params.stop_token_ids,
-        ),
+        request_id=label, prompt_token_ids=prompt, params=sequence_params_of(params)
     )
+
+
+def sequence_params_of(params: SamplingParams) -> stage_pb2.SequenceParams:
+    """The parameters as a message. Raises InvalidRequest for an id that is no u32."""
+    message = stage_pb2.SequenceParams(
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        stop_token_ids=params.stop_token_ids,
+        typical_p=params.typical_p,
+        top_n_sigma=params.top_n_sigma,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        no_repeat_ngram_size=params.no_repeat_ngram_size,
+        logit_bias_ids=pack_u32([token_id for token_id, _ in params.logit_bias]),
+        logit_bias_values=_pack_f32([bias for _, bias in params.logit_bias]),
+        allowed_token_ids=pack_u32(params.allowed_token_ids or ()),
+        bad_words=[pack_u32(word) for word in params.bad_words],
+        processors=[
+            common_pb2.LogitsProcessor(name=name, argument=argument)
+            for name, argument in params.processors
+        ],
+        n=params.n,
+    )
+    if params.logprobs != NO_LOGPROBS:
+        message.logprobs = params.logprobs
+    if params.prompt_logprobs != NO_LOGPROBS:
+        message.prompt_logprobs = params.prompt_logprobs
+    if params.beam is not None:
+        message.beam.width = params.beam.width
+        message.beam.length_penalty = params.beam.length_penalty
+        message.beam.early_stopping = _EARLY_STOPPING_NUMBERS[params.beam.early_stopping]
+    return message
 
 
 def request_from_submit(submit: stage_pb2.Submit, request_id: RequestId) -> Request:
@@ -71,87 +115,73 @@ def request_from_submit(submit: stage_pb2.Submit, request_id: RequestId) -> Requ
 
     Floats arrive as float32: 0.7 comes out as the nearest float32 to it.
     """
-    params = submit.params
     return Request(
         request_id=request_id,
         prompt_token_ids=unpack_u32(submit.prompt_token_ids, "prompt_token_ids"),
-        params=SamplingParams(
-            max_tokens=params.max_tokens,
-            min_tokens=params.min_tokens,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=params.seed,
-            stop_token_ids=tuple(params.stop_token_ids),
-        ),
+        params=_params_from(submit.params),
         priority=submit.priority,
         output_token_ids=unpack_u32(submit.output_token_ids, "output_token_ids"),
+        choice=submit.choice,
+        cache_salt=submit.cache_salt,
+        tenant=submit.tenant,
     )
 
 
-# ------------------------------------------------------------------------------------- StepOutputs
-
-
-SlotToken = tuple[int, int, int]
-"""(slot, token id, finish): one output token of the request that the connection calls `slot`.
-
-`finish` is a FinishReason, or 0 while the sequence goes on. A plain tuple, since there is one for
-every token: making a class of it costs four times as much.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotFailure:
-    """The request that the connection calls `slot` ended with an error."""
-
-    slot: int
-    error: RequestError
-
-
-def outputs_from_events(
-    step_id: int, events: Sequence[tuple[int, Token | Failed]]
-) -> stage_pb2.StepOutputs:
-    """One message for what a step meant to one tokenizer process, from (slot, event) pairs."""
-    tokens = [(slot, event) for slot, event in events if isinstance(event, Token)]
-    return stage_pb2.StepOutputs(
-        step_id=step_id,
-        slots=pack_u32([slot for slot, _ in tokens]),
-        token_ids=pack_u32([token.token_id for _, token in tokens]),
-        finish_reasons=bytes(int(token.finish or 0) for _, token in tokens),
-        failures=[
-            failure_from_error(slot, event.error)
-            for slot, event in events
-            if isinstance(event, Failed)
-        ],
+def _params_from(params: stage_pb2.SequenceParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        typical_p=params.typical_p,
+        top_n_sigma=params.top_n_sigma,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        no_repeat_ngram_size=params.no_repeat_ngram_size,
+        seed=params.seed,
+        stop_token_ids=tuple(params.stop_token_ids),
+        logit_bias=_logit_bias(params),
+        allowed_token_ids=unpack_u32(params.allowed_token_ids, "allowed_token_ids") or None,
+        bad_words=tuple(unpack_u32(word, "bad_words") for word in params.bad_words),
+        processors=tuple((each.name, each.argument) for each in params.processors),
+        logprobs=params.logprobs if params.HasField("logprobs") else NO_LOGPROBS,
+        prompt_logprobs=(
+            params.prompt_logprobs if params.HasField("prompt_logprobs") else NO_LOGPROBS
+        ),
+        n=params.n,
+        beam=_beam(params.beam) if params.HasField("beam") else None,
     )
 
 
-def tokens_from_outputs(outputs: stage_pb2.StepOutputs) -> list[SlotToken]:
-    """The tokens of a StepOutputs, in order. Raises InvalidRequest when columns do not match."""
-    slots = unpack_u32(outputs.slots, "slots")
-    token_ids = unpack_u32(outputs.token_ids, "token_ids")
-    reasons = outputs.finish_reasons
-    if not len(slots) == len(token_ids) == len(reasons):
-        raise InvalidRequest(
-            "outputs", f"columns of {len(slots)}, {len(token_ids)} and {len(reasons)} rows"
-        )
-    unknown = set(reasons) - _FINISH_BYTES
-    if unknown:
-        raise InvalidRequest("finish_reasons", f"{min(unknown)} is no finish reason")
-    return list(zip(slots, token_ids, reasons, strict=True))
+def _logit_bias(params: stage_pb2.SequenceParams) -> tuple[tuple[int, float], ...]:
+    ids = unpack_u32(params.logit_bias_ids, "logit_bias_ids")
+    column = params.logit_bias_values
+    if len(column) != 4 * len(ids):
+        raise InvalidRequest("logit_bias_values", f"{len(column)} bytes for {len(ids)} ids")
+    return tuple(zip(ids, struct.unpack(f"<{len(ids)}f", column), strict=True))
 
 
-def failures_from_outputs(outputs: stage_pb2.StepOutputs) -> list[SlotFailure]:
-    """The failures of a StepOutputs, in order."""
-    return [SlotFailure(failure.slot, error_from_failure(failure)) for failure in outputs.failures]
+def _beam(beam: stage_pb2.BeamParams) -> BeamParams:
+    early_stopping = EARLY_STOPPING.get(beam.early_stopping)
+    if early_stopping is None:
+        raise InvalidRequest("early_stopping", f"{beam.early_stopping} is none of its values")
+    return BeamParams(
+        width=beam.width, length_penalty=beam.length_penalty, early_stopping=early_stopping
+    )
+
+
+def _pack_f32(values: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
 
 
 # ----------------------------------------------------------------------------------------- Failure
 
 
 def failure_from_error(slot: int, error: Exception) -> stage_pb2.Failure:
-    """The message for an error of one request; what is not a RequestError counts as unavailable."""
+    """The message for an error of one choice; what is not a RequestError counts as unavailable."""
     failure = stage_pb2.Failure(slot=slot, message=str(error))
     match error:
         case TooLong():
@@ -163,6 +193,8 @@ def failure_from_error(slot: int, error: Exception) -> stage_pb2.Failure:
             failure.retry_after_ms = error.retry_after_ms
         case NotFinite():
             failure.reason = stage_pb2.FAILURE_REASON_NOT_FINITE
+        case DeadlinePassed():
+            failure.reason = stage_pb2.FAILURE_REASON_TIMED_OUT
         case Unavailable():
             failure.reason = stage_pb2.FAILURE_REASON_UNAVAILABLE
             failure.retry_after_ms = error.retry_after_ms
@@ -186,5 +218,7 @@ def error_from_failure(failure: stage_pb2.Failure) -> RequestError:
             return QueueFull(failure.message, failure.retry_after_ms)
         case stage_pb2.FAILURE_REASON_NOT_FINITE:
             return NotFinite(failure.message)
+        case stage_pb2.FAILURE_REASON_TIMED_OUT:
+            return DeadlinePassed(failure.message)
         case _:
             return Unavailable(failure.message, failure.retry_after_ms)

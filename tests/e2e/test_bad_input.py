@@ -11,7 +11,7 @@ import pytest
 from engine import Engine, generate_request, running_engine
 from grpc_errors import as_error, refused, retry_delay, violations
 from small_engines import SMALL, tiny_model
-from triptych.v1 import inference_pb2
+from triptych.v1 import common_pb2, inference_pb2
 
 pytestmark = pytest.mark.e2e
 
@@ -37,6 +37,17 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         ("min_p", math.nan), ("min_p", -1.0), ("min_p", 2.0), ("top_k", -2), ("max_tokens", 0),
         ("stop", ["", "x"]), ("stop", ["x"] * 500), ("stop", ["y" * 5000]),
         ("stop_token_ids", [V]), ("stop_token_ids", list(range(129))),
+        ("typical_p", math.nan), ("typical_p", 1.1), ("top_n_sigma", math.inf),
+        ("top_n_sigma", -1.0), ("presence_penalty", math.nan), ("presence_penalty", 2.5),
+        ("frequency_penalty", -math.inf), ("frequency_penalty", -2.5),
+        ("repetition_penalty", math.nan), ("repetition_penalty", 0.0),
+        ("logit_bias", {V: 1.0}), ("logit_bias", {3: math.nan}), ("logit_bias", {3: 1e9}),
+        ("allowed_token_ids", common_pb2.TokenIds()),
+        ("allowed_token_ids", common_pb2.TokenIds(ids=[V])), ("bad_words", [""]),
+        ("bad_words_token_ids", [common_pb2.TokenIds(ids=[V])]), ("n", 0), ("n", 129),
+        ("best_of", 0), ("logprobs", 21), ("logprobs", -2), ("prompt_logprobs", 21),
+        ("beam", common_pb2.BeamSearch(width=1)),
+        ("logits_processors", [common_pb2.LogitsProcessor(name="nobody")]),
     ],
 )  # fmt: skip
 def test_a_parameter_out_of_bounds(engine: Engine, field: str, value: object) -> None:

@@ -38,6 +38,31 @@ def test_three_processes_and_none_has_torch(engine: Engine) -> None:
         assert "libtorch" not in maps(pid)
 
 
+def test_what_a_process_has_not_loaded_when_it_serves(engine: Engine) -> None:
+    """By the first token: forked children share what their parent had loaded, and no more."""
+    engine.generate([1, 2, 3], max_tokens=1)
+    foreign = {
+        "tokenizer-0": ("numpy", "_cpu.", "_yaml"),
+        "scheduler": ("tokenizers.", "uvloop", "_yaml"),
+        "executor-0": ("tokenizers.", "uvloop", "_yaml"),
+    }
+    for name, libraries in foreign.items():
+        loaded = maps(engine.pid(name))
+        assert [each for each in libraries if each in loaded] == []
+
+
+def test_processes_go_by_their_names_and_hold_nothing_of_the_supervisor(engine: Engine) -> None:
+    for name in CONTROL_NAMES:
+        process = Path(f"/proc/{engine.pid(name)}")
+        assert (process / "comm").read_text() == f"{name}\n"
+        held = [str(fd.readlink()) for fd in (process / "fd").iterdir()]
+        assert [each for each in held if each.endswith(".lock")] == [
+            str(engine.run_dir / f"{name}.lock")
+        ]
+        assert "pidfd" not in "".join(held)
+        assert (process / "fd" / "0").readlink() == Path(os.devnull)
+
+
 def test_only_the_tokenizer_listens_on_tcp(engine: Engine) -> None:
     port = int(engine.address.rsplit(":", 1)[1])
     listening = {

@@ -15,7 +15,7 @@ from triptych.services.transport import fd_passing
 from triptych.services.transport.fd_passing import FdConnection, FdListener, Offer
 from triptych.services.transport.rings import LogitsRing, RingError
 
-LAYOUT = LogitsLayout(num_slots=2, max_rows=4, vocabulary_size=1009)
+LAYOUT = LogitsLayout(num_slots=2, max_logits=4, vocabulary_size=1009)
 EPOCH = 41
 _SEALED, _UNSEALED = "sealed", "unsealed"
 

@@ -27,6 +27,7 @@ class Shape:
     block_size: int = 16
     window: int | None = None
     dtype: str = "float32"
+    soft_cap: float = 0.0
 
 
 class Case:
@@ -82,6 +83,7 @@ class Case:
             np.array([length for length, _ in self.rows], np.int32),
             self.shape.window,
             threads,
+            self.shape.soft_cap,
         )
 
     def piece(self, cache: cpu.KvCache, row: int, start: int, stop: int) -> Floats:
@@ -95,6 +97,7 @@ class Case:
             np.array([length - n + stop], np.int32),
             self.shape.window,
             1,
+            self.shape.soft_cap,
         )
 
     def expected(self) -> Floats:
@@ -109,7 +112,8 @@ class Case:
             )
             k, v = torch.from_numpy(keys)[None], torch.from_numpy(values)[None]
             scale = shape.head_dim**-0.5
-            done = paged_attention(torch.from_numpy(q), k, v, rows, scale, shape.window)
+            cap = shape.soft_cap or None
+            done = paged_attention(torch.from_numpy(q), k, v, rows, scale, shape.window, cap)
             out.append(done.numpy())
         result: Floats = np.concatenate(out)
         return result
@@ -125,6 +129,8 @@ SHAPES = [
     Shape(window=5),
     Shape(window=70, head_dim=24),
     Shape(window=600),
+    Shape(heads=9, kv_heads=3, head_dim=64, soft_cap=2.0),
+    Shape(window=70, head_dim=24, soft_cap=50.0),
 ]
 ROWS = [(1, 1), (16, 1), (17, 17), (64, 3), (65, 65), (700, 1), (1030, 40), (513, 2)]
 
@@ -144,9 +150,9 @@ def test_near_the_reference_and_the_same_bits_everywhere(shape: Shape, dtype: st
         np.testing.assert_array_equal(other.view(np.uint32), bits[0].view(np.uint32))
 
 
-@pytest.mark.parametrize("window", [None, 40, 200])
-def test_a_prompt_in_pieces_gives_the_same_bits(window: int | None) -> None:
-    case = Case(Shape(window=window, dtype="bfloat16"), [(700, 700)])
+@pytest.mark.parametrize(("window", "cap"), [(None, 0.0), (40, 0.0), (200, 0.0), (200, 3.0)])
+def test_a_prompt_in_pieces_gives_the_same_bits(window: int | None, cap: float) -> None:
+    case = Case(Shape(window=window, dtype="bfloat16", soft_cap=cap), [(700, 700)])
     cache = case.cache()
     whole = case.attend(cache)
     rng = np.random.default_rng(1)
@@ -158,10 +164,13 @@ def test_a_prompt_in_pieces_gives_the_same_bits(window: int | None) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("window", [None, 20])
-def test_what_a_query_does_not_see_cannot_reach_it(dtype: str, window: int | None) -> None:
+@pytest.mark.parametrize(("window", "cap"), [(None, 0.0), (20, 0.0), (20, 3.0)])
+def test_what_a_query_does_not_see_cannot_reach_it(
+    dtype: str, window: int | None, cap: float
+) -> None:
     """Former owners of a block may have left NaN behind the last token; so may later tokens."""
-    case = Case(Shape(window=window, dtype=dtype), [(1, 1), (30, 30), (90, 3), (530, 1)])
+    shape = Shape(window=window, dtype=dtype, soft_cap=cap)
+    case = Case(shape, [(1, 1), (30, 30), (90, 3), (530, 1)])
     for isa in cpu.supported_isas():
         with using_isa(isa):
             clean, poisoned = case.attend(case.cache()), case.attend(case.cache(poison=True))

@@ -28,12 +28,12 @@ ROWS = {
 }
 
 
-def config(heads: int, kv_heads: int, window: int | None) -> ModelConfig:
+def config(heads: int, kv_heads: int, window: int | None, cap: float | None = None) -> ModelConfig:
     return ModelConfig(
         source="test", architecture="t", family="llama", vocabulary_size=8, hidden_size=8,
         intermediate_size=8, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=8,
         max_position=BLOCK * WIDTH, norm_epsilon=1e-5, activation="silu", tied_head=True,
-        rope=Rope(1e4), sliding_window=window,
+        rope=Rope(1e4), sliding_window=window, attention_soft_cap=cap,
     )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def make(rows: list[tuple[int, int]], shape: ModelConfig, dtype: torch.dtype) ->
     storage = KvStorage(shape, BLOCKS, BLOCK, dtype)
     keys_of_blocks, values_of_blocks = storage.layer(0)
     order = [int(block) for block in np.random.default_rng(1).permutation(BLOCKS)]
-    layout = StepLayout(1, 64, 8, WIDTH)
+    layout = StepLayout(1, 64, 8, WIDTH, 8)
     slot = memoryview(bytearray(layout.slot_bytes))
     total = sum(count for count, _ in rows)
     STEP_HEADER.pack_into(slot, 0, 1, total, len(rows), 0, 0)
@@ -61,7 +61,6 @@ def make(rows: list[tuple[int, int]], shape: ModelConfig, dtype: torch.dtype) ->
         offset, dims = layout.arrays[name]
         return np.frombuffer(slot, np.int32, int(np.prod(dims)), offset).reshape(dims)
 
-    array("logits_rows")[:] = -1
     array("block_tables")[:] = -1
     keys, values, at = [], [], 0
     for row, (count, length) in enumerate(rows):
@@ -83,7 +82,7 @@ def make(rows: list[tuple[int, int]], shape: ModelConfig, dtype: torch.dtype) ->
     return Case(storage, q, keys, values, StepInputs.view(slot, layout))
 
 
-def truth(case: Case, window: int | None) -> torch.Tensor:
+def truth(case: Case, window: int | None, cap: float | None) -> torch.Tensor:
     """Plain attention in float64, one query at a time."""
     out, at = [], 0
     starts = case.inputs.row_starts
@@ -96,19 +95,26 @@ def truth(case: Case, window: int | None) -> torch.Tensor:
             first = 0 if window is None else max(0, position - window + 1)
             seen = slice(first, position + 1)
             scores = torch.einsum("nd,lnd->nl", case.q[at].double(), k[seen]) * 8**-0.5
+            if cap is not None:
+                scores = cap * torch.tanh(scores / cap)
             out.append(torch.einsum("nl,lnd->nd", scores.softmax(-1), v[seen]))
             at += 1
     return torch.stack(out)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (3, None), (None, 0.7), (3, 2.0)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (3, 1), (2, 2)])
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 def test_paged_attention(
-    rows: list[tuple[int, int]], heads: int, kv_heads: int, window: int | None, dtype: Dtype
+    rows: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    window: int | None,
+    cap: float | None,
+    dtype: Dtype,
 ) -> None:
-    shape = config(heads, kv_heads, window)
+    shape = config(heads, kv_heads, window, cap)
     case = make(rows, shape, getattr(torch, dtype))
     paged = PagedRows(
         torch.from_numpy(case.inputs.block_tables.copy()),
@@ -116,10 +122,10 @@ def test_paged_attention(
         torch.from_numpy(case.inputs.kv_lengths.copy()),
     )
     keys, values = case.storage.layer(0)
-    expected = truth(case, window)
+    expected = truth(case, window, cap)
     bound = PAGED_ATTENTION.tolerance(dtype)
     allowed = bound.absolute + bound.relative * expected.abs()
-    plain = paged_attention(case.q, keys, values, paged, 8**-0.5, window)
+    plain = paged_attention(case.q, keys, values, paged, 8**-0.5, window, cap)
     assert ((plain.double() - expected).abs() <= allowed).all()
     prepared = attention_inputs(case.inputs, shape, BLOCK, case.q.dtype)
     eager = eager_attention(case.q, case.storage, 0, prepared)

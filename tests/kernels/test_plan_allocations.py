@@ -44,7 +44,8 @@ def allocations(rows):
     inputs = driver.inputs(rows)
     arrays = (
         inputs.token_ids, inputs.positions, inputs.slots, inputs.row_starts, inputs.kv_lengths,
-        inputs.logits_rows, inputs.block_tables, driver.logits,
+        inputs.block_tables, inputs.logits_tokens, inputs.copy_sources, inputs.copy_targets,
+        driver.logits,
     )
     counts = []
     for _ in range(5):

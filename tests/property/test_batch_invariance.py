@@ -18,6 +18,7 @@ from sampler_cases import using_isa
 from step_driver import DrivenSequence, StepDriver
 from tiny_models import save, tiny_model, write_gguf
 from triptych.kernels import cpu
+from triptych.services.executor.activation_precision import ActivationDtype
 from triptych.services.executor.backend import Backend, BackendOptions, KvCacheDtype, open_backend
 from triptych.services.runtime.model_files import resolve_model
 
@@ -26,11 +27,14 @@ Bits = NDArray[np.uint32]
 LENGTH = 96
 VOCABULARY = 96
 SIZES: dict[str, object] = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4}
-MODELS: dict[str, tuple[str, dict[str, object], str, KvCacheDtype]] = {
-    "Q4_1": ("llama", SIZES, "Q4_1", "auto"),
-    "Q8_0": ("qwen2", SIZES, "Q8_0", "int8"),
-    "F16": ("llama", {}, "F16", "float32"),
-    "BF16": ("llama", {"num_key_value_heads": 1}, "BF16", "auto"),
+MODELS: dict[str, tuple[str, dict[str, object], str, KvCacheDtype, ActivationDtype]] = {
+    "Q4_1": ("llama", SIZES, "Q4_1", "auto", "auto"),
+    "Q4_1 int16": ("llama", SIZES, "Q4_1", "auto", "int16"),
+    "Q5_0 int8": ("llama", SIZES, "Q5_0", "auto", "int8"),
+    "Q8_0": ("qwen2", SIZES, "Q8_0", "int8", "auto"),
+    "Q8_0 int8": ("llama", SIZES, "Q8_0", "float32", "int8"),
+    "F16": ("llama", {}, "F16", "float32", "auto"),
+    "BF16": ("llama", {"num_key_value_heads": 1}, "BF16", "auto", "auto"),
 }
 
 
@@ -38,14 +42,18 @@ class Twins:
     """A model opened twice, with one thread and with three, and what each sequence should give."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        family, sizes, kind, kv = MODELS[name]
-        path = folder / f"{name}.gguf"
+        family, sizes, kind, kv, activations = MODELS[name]
+        path = folder / f"{kind}.gguf"
         write_gguf(tiny_model(family, sizes), path, type_of=lambda _: kind)
         self.single, self.threaded = (
             open_backend(
                 resolve_model(str(path)),
                 BackendOptions(
-                    plan="native", kv_cache_dtype=kv, kv_cache_memory=1 << 22, threads=threads
+                    plan="native",
+                    kv_cache_dtype=kv,
+                    activation_dtype=activations,
+                    kv_cache_memory=1 << 22,
+                    threads=threads,
                 ),
             )
             for threads in (1, 3)

@@ -1,149 +1,331 @@
-"""The C++ twins do what the Python ones do: same answers, same errors, same bytes, call by call."""
+"""The C++ batch is the plain one: same answers, errors, bytes and free blocks, call by call.
 
-from collections.abc import Callable
+Calls come in any order, out of turn and with wrong arguments too: what is right about the answers
+is test_batch_machine's question.
+"""
 
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import cast
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core_strategies import Engine, Shape, requests
-from triptych.engine_core import block_pool as plain
-from triptych.engine_core.errors import Unavailable
-from triptych.engine_core.ids import BlockId, RequestId, SequenceId
-from triptych.engine_core.step import ScheduledSequence
-from triptych.engine_core.step_writer import StepWriter
-from triptych.engine_core.twins import Twins, python_twins
-from triptych.kernels import core as native
+from batch_twins import NATIVE_BATCH
+from core_engine import Engine, Shape, requests
+from triptych.engine_core.batch import Batch, SequenceRules
+from triptych.engine_core.errors import RequestError, Unavailable
+from triptych.engine_core.ids import RequestId, SequenceId
+from triptych.engine_core.layout import StepLayout
+from triptych.engine_core.python_batch import PythonBatch
+from triptych.kernels import core
 
+LAYOUT = StepLayout(num_slots=2, max_tokens=24, max_rows=7, max_blocks_per_row=9, max_logits=16)
+VOCABULARY = 3
 Outcome = tuple[str, object]
 
 
-def outcome(call: Callable[..., object], *arguments: object) -> Outcome:
+def outcome(call: Callable[[], object]) -> Outcome:
     """What a call returns, or the name of what it raises."""
     try:
-        return "returned", call(*arguments)
-    except (AssertionError, KeyError, OverflowError, ValueError) as error:
-        return "raised", type(error).__name__
-    except (plain.OutOfBlocks, native.OutOfBlocks) as error:
+        return "returned", call()
+    except (AssertionError, KeyError, OverflowError, ValueError, RequestError) as error:
         return "raised", type(error).__name__
 
 
-POOL_CALLS = st.lists(
-    st.tuples(st.sampled_from(("allocate", "retain", "release")), st.integers(0, 5)),
-    min_size=20,
-    max_size=60,
-)
+class Pair:
+    """Both batches. Each has two slots, which hold what earlier steps left there."""
+
+    def __init__(self, num_blocks: int, block_size: int, caching: bool) -> None:
+        self.python = PythonBatch(num_blocks, block_size, LAYOUT, caching)
+        self.native = core.Batch(num_blocks, block_size, LAYOUT, caching)
+        self.both: tuple[Batch, Batch] = (self.python, cast(Batch, self.native))
+        self.slots = [[bytearray(LAYOUT.slot_bytes) for _ in self.both] for _ in range(2)]
+        self.steps = 0
+
+    def ask(self, call: Callable[[Batch], object]) -> Outcome:
+        """What both answer."""
+        left, right = (outcome(partial(call, batch)) for batch in self.both)
+        assert left == right
+        self.compare()
+        return left
+
+    def write(self, slot: int, step_id: int) -> None:
+        slots = self.slots[slot]
+        left, right = (
+            outcome(partial(batch.write, memoryview(slot), step_id))
+            for batch, slot in zip(self.both, slots, strict=True)
+        )
+        assert left == right
+        assert slots[0] == slots[1]
+        self.compare()
+
+    def forget_slot(self, slot: int, byte: int) -> None:
+        """The ring begins anew, in other memory or the same."""
+        self.slots[slot] = [bytearray([byte]) * LAYOUT.slot_bytes for _ in self.both]
+
+    def compare(self) -> None:
+        assert self.python._tables.pool.free_blocks() == self.native.free_blocks()
+        facts, other = (_facts(batch) for batch in self.both)
+        assert facts == other
+        for batch in self.both:
+            batch.check()
 
 
-@given(calls=POOL_CALLS)
-def test_block_pools_agree(calls: list[tuple[str, int]]) -> None:
-    python, cpp = plain.BlockPool(5), native.BlockPool(5)
-    for name, number in calls:
-        a = outcome(getattr(python, name), BlockId(number))
-        b = outcome(getattr(cpp, name), number)
-        assert a == b, (name, number)
-        assert python.num_free == cpp.num_free
-        assert python.free_blocks() == cpp.free_blocks()
-        assert [python.references(BlockId(n)) for n in range(5)] == [
-            cpp.references(n) for n in range(5)
-        ]
-        python.check()
-        cpp.check()
+def _facts(batch: Batch) -> tuple[object, ...]:
+    ids = [SequenceId(number) for number in batch.sequence_ids()]
+    return (
+        [(n, batch.token_ids(n), batch.num_computed(n), batch.table(n)) for n in ids],
+        (batch.num_blocks, batch.block_size, batch.num_cached_blocks, batch.num_unused_slots),
+        (batch.prefix_queries_total, batch.prefix_hits_total),
+        (batch.num_tokens, batch.num_rows, batch.num_logits),
+        (batch.rows(), batch.copies(), batch.samples(), batch.scores()),
+    )
 
 
-def _same_calls(a: Engine, b: Engine, call: Callable[..., object], *arguments: object) -> None:
-    left, right = outcome(call, a, *arguments), outcome(call, b, *arguments)
-    assert left == right
-    assert bytes(a.slot) == bytes(b.slot)
-    assert a.kv_cache.sequence_ids() == b.kv_cache.sequence_ids()
-    for sequence_id in a.kv_cache.sequence_ids():
-        key = SequenceId(sequence_id)
-        assert list(a.kv_cache.table(key)) == list(b.kv_cache.table(key))
-    a.scheduler.check()
-    b.scheduler.check()
+@st.composite
+def rules(draw: st.DrawFn) -> SequenceRules:
+    return SequenceRules(
+        request_id=draw(st.integers(0, 2**40)),
+        num_prompt=draw(st.integers(1, 6)),
+        max_tokens=draw(st.integers(1, 12)),
+        max_len=draw(st.integers(8, 16)),
+        stop_token_ids=draw(st.sampled_from(((), (), (), (0,), (2, 1)))),
+        held=draw(st.sampled_from((False, False, False, True))),
+        score_prompt=draw(st.sampled_from((False, False, True))),
+        cached=draw(st.sampled_from((True, True, True, False))),
+    )
+
+
+class Calls:
+    """Draws calls: mostly sensible ones, about few sequences with few texts."""
+
+    def __init__(self, pair: Pair, data: st.DataObject) -> None:
+        self.pair = pair
+        self.draw = data.draw
+        self.ids = st.integers(0, 6).map(SequenceId)
+        self.texts: list[list[int]] = [[0]]
+
+    def open(self) -> None:
+        ids, tokens, digests = self.draw(self.ids), self._text(), b""
+        salt = self.draw(st.sampled_from((b"", b"", b"salt")))
+        _, found = self.pair.ask(lambda batch: batch.prefix_digests(tokens, salt))
+        assert isinstance(found, bytes)
+        digests = found[: self.draw(st.sampled_from((None, None, None, None, None, 16, -1)))]
+        self.pair.ask(lambda batch: batch.match(tokens, digests))
+        chosen, place = self.draw(rules()), self.draw(st.sampled_from((0, 0, 0, 1, 2, 5, -1)))
+        spare = self.draw(st.sampled_from((0, 0, 0, 1, 4)))
+        self.pair.ask(lambda batch: batch.open(ids, tokens, digests, chosen, place, spare))
+
+    def _text(self) -> list[int]:
+        stem = self.draw(st.sampled_from(self.texts))
+        rest = self.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=6))
+        text = [*stem[: self.draw(st.integers(0, len(stem)))], *rest][:14]
+        self.texts = [*self.texts[-6:], text]
+        return text
+
+    def fork(self) -> None:
+        one, other, chosen = self.draw(self.ids), self.draw(self.ids), self.draw(rules())
+        place = self.draw(st.integers(0, 2))
+        batch = self.pair.python
+        if one in batch.sequence_ids() and batch.num_computed(one) == len(batch.token_ids(one)):
+            chosen = chosen._replace(held=True)  # only a held one may lack no token
+        self.pair.ask(lambda batch: batch.fork(one, other, chosen, place))
+
+    def append(self) -> None:
+        ids = self.draw(self.ids)
+        token = self.draw(st.sampled_from((0, 1, 2, 2**31)))
+        self.pair.ask(lambda batch: batch.append(ids, token))
+
+    def close(self) -> None:
+        ids = self.draw(self.ids)
+        self.pair.ask(lambda batch: batch.close(ids))
+
+    def plan(self) -> None:
+        budget, most = self.draw(st.integers(0, 20)), self.draw(st.integers(0, 8))
+        logits = self.draw(st.integers(0, 12))
+        self.pair.ask(lambda batch: batch.plan(budget, most, logits))
+
+    def schedule(self) -> None:
+        ids, most = self.draw(self.ids), self.draw(st.integers(0, 8))
+        self.pair.ask(lambda batch: batch.schedule(ids, most))
+
+    def write(self) -> None:
+        slot = self.draw(st.integers(0, 1))
+        if self.draw(st.integers(0, 9)) == 0:
+            self.pair.forget_slot(slot, self.draw(st.sampled_from((0, 0xAA))))
+        self.pair.steps += self.draw(st.sampled_from((1, 1, 1, 0)))
+        self.pair.write(slot, self.pair.steps)
+
+    def apply(self) -> None:
+        surplus = self.draw(st.sampled_from((0, 0, 0, 0, 0, 0, 0, 0, 0, 1)))
+        count = len(self.pair.python.samples()[0]) + surplus
+        some = st.lists(st.integers(0, VOCABULARY - 1), min_size=count, max_size=count)
+        tokens = self.draw(some)
+        if tokens and self.draw(st.integers(0, 5)) == 0:
+            tokens[self.draw(st.integers(0, count - 1))] = self.draw(st.sampled_from((-1, -1, -2)))
+        self.pair.ask(lambda batch: batch.apply(tokens))
+
+    def step(self) -> None:
+        while self.pair.ask(lambda batch: batch.plan(12, 8, 9)) == ("returned", False):
+            self.pair.ask(lambda batch: batch.close(SequenceId(batch.sequence_ids()[-1])))
+        self.write()
+        self.apply()
+
+    def abandon(self) -> None:
+        self.pair.ask(lambda batch: batch.abandon())
+
+    def forget_cache(self) -> None:
+        self.pair.ask(lambda batch: batch.forget_cache())
 
 
 OPERATIONS = st.lists(
-    st.sampled_from(("submit", "submit", "step", "step", "step", "abort", "begin", "fail", "lose")),
-    min_size=30,
-    max_size=60,
+    st.sampled_from(
+        (Calls.open,) * 6
+        + (Calls.step,) * 6
+        + (Calls.plan, Calls.schedule, Calls.write, Calls.apply) * 2
+        + (Calls.fork, Calls.fork, Calls.close, Calls.append, Calls.abandon, Calls.forget_cache)
+    ),
+    min_size=15,
+    max_size=40,
 )
 
 
-@given(data=st.data(), operations=OPERATIONS)
-def test_schedulers_over_either_twins_agree(data: st.DataObject, operations: list[str]) -> None:
-    shape = Shape(num_blocks=7, max_num_batched_tokens=5)
-    a, b = Engine(shape, python_twins), Engine(shape, native.native_twins)
-    submitted = 0
+@given(
+    data=st.data(),
+    num_blocks=st.integers(3, 16),
+    block_size=st.integers(1, 5),
+    caching=st.sampled_from((True, True, True, False)),
+    operations=OPERATIONS,
+)
+def test_batches_agree(
+    data: st.DataObject,
+    num_blocks: int,
+    block_size: int,
+    caching: bool,
+    operations: Sequence[Callable[[Calls], None]],
+) -> None:
+    calls = Calls(Pair(num_blocks, block_size, caching), data)
+    for operation in operations:
+        operation(calls)
+
+
+# ------------------------------------------------------------------ schedulers
+
+
+ENGINE_OPERATIONS = st.lists(
+    st.sampled_from(("submit", "submit", "step", "step", "step", "abort", "begin", "fail", "lose")),
+    min_size=20,
+    max_size=50,
+)
+
+
+def _same(engines: Sequence[Engine], call: Callable[..., object], *arguments: object) -> Outcome:
+    left, right = (outcome(partial(call, engine, *arguments)) for engine in engines)
+    assert left == right
+    assert engines[0].slot == engines[1].slot
+    for engine in engines:
+        engine.scheduler.check()
+    return left
+
+
+@given(data=st.data(), operations=ENGINE_OPERATIONS)
+def test_schedulers_over_either_batch_agree(data: st.DataObject, operations: list[str]) -> None:
+    shape = Shape(num_blocks=7, max_num_batched_tokens=5, extra_logits=3)
+    engines = [Engine(shape, PythonBatch), Engine(shape, NATIVE_BATCH)]
+    first, submitted = engines[0], 0
     for operation in operations:
         match operation:
-            case "submit" if a.scheduler.num_requests < shape.max_num_seqs + shape.max_num_waiting:
+            case "submit":
                 request = data.draw(requests(submitted, shape))
                 submitted += 1
-                _same_calls(a, b, Engine.submit, request)
+                _same(engines, Engine.submit, request)
             case "abort":
-                target = RequestId(data.draw(st.integers(0, max(submitted, 1))))
-                _same_calls(a, b, Engine.abort, target)
+                target = RequestId(data.draw(st.integers(0, 16 * submitted + 3)))
+                _same(engines, Engine.abort, target)
             case "begin" | "step":
-                if a.plan is None:
-                    _same_calls(a, b, Engine.begin)
-                if operation == "step" and a.plan is not None:
-                    _same_calls(a, b, Engine.end)
-            case "fail" if a.plan is not None:
-                error = Unavailable("it broke", 100)
-                _same_calls(a, b, Engine.fail_step, error)
+                if first.plan is None:
+                    _same(engines, Engine.begin)
+                if operation == "step" and first.plan is not None:
+                    _same(engines, Engine.end)
+            case "fail" if first.plan is not None:
+                _same(engines, Engine.fail_step, Unavailable("it broke", 100))
             case "lose":
-                _same_calls(a, b, Engine.lose)
-    assert a.run_to_empty() == b.run_to_empty()
-    assert a.outputs == b.outputs
+                _same(engines, Engine.lose)
+    assert first.run_to_empty() == engines[1].run_to_empty()
+    assert first.outputs == engines[1].outputs
 
 
-WRITER_ROWS = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(-1, 5), st.integers(0, 5), st.booleans()), max_size=4
+# ------------------------------------------------------------------ digests and buffers
+
+
+@given(
+    block_size=st.integers(1, 80),
+    salt=st.binary(max_size=300),
+    tokens=st.lists(st.integers(0, 2**31 - 1), max_size=200),
 )
+def test_digests_are_chained_blake2b(block_size: int, salt: bytes, tokens: list[int]) -> None:
+    batch = core.Batch(1, block_size, LAYOUT)
+    chain = [blake2b(salt, digest_size=16).digest()]
+    for end in range(block_size, len(tokens) + 1, block_size):
+        words = array("I", tokens[end - block_size : end]).tobytes()
+        chain.append(blake2b(chain[-1] + words, digest_size=16).digest())
+    assert batch.prefix_digests(tokens, salt) == b"".join(chain)
 
 
-@given(rows=WRITER_ROWS, reserved=st.integers(0, 6))
-def test_writers_refuse_the_same_rows(
-    rows: list[tuple[int, int, int, bool]], reserved: int
-) -> None:
-    shape = Shape(max_num_batched_tokens=6, max_num_seqs=3, max_model_len=6)
-    scheduled = [ScheduledSequence(SequenceId(i), s, n, f) for i, s, n, f in rows]
-    results = []
-    for pair in _pairs(shape):
-        for number in range(3):
-            pair.kv_cache.reserve(SequenceId(number), reserved)
-            pair.step_writer.open(SequenceId(number), [number] * 5)
-        slot = memoryview(bytearray(b"\xaa" * shape.layout.slot_bytes))
-        written = outcome(pair.step_writer.write, slot, 9, scheduled)
-        if written[0] == "raised":
-            assert bytes(slot) == b"\xaa" * shape.layout.slot_bytes, "nothing is written"
-        results.append((written, bytes(slot)))
-    assert results[0] == results[1]
+@pytest.mark.parametrize("length", [0, 1, 111, 112, 113, 127, 128, 129, 255, 256, 257, 1000])
+def test_blake2b_at_the_borders_of_its_blocks(length: int) -> None:
+    salt = bytes(range(256)) * 4
+    root = core.Batch(1, 4, LAYOUT).prefix_digests([], salt[:length])
+    assert root == blake2b(salt[:length], digest_size=16).digest()
 
 
-def _pairs(shape: Shape) -> list[Twins]:
-    return [
-        factory(shape.num_blocks, shape.block_size, shape.layout)
-        for factory in (python_twins, native.native_twins)
-    ]
+TOKENS = [5, 0, 2**31 - 1, 7, 9]
 
 
-def test_writers_agree_on_misuse() -> None:
-    python, cpp = (_misuses(pair.step_writer) for pair in _pairs(Shape()))
-    assert python == cpp
+@pytest.mark.parametrize(
+    "given_as",
+    [
+        list,
+        tuple,
+        lambda ids: array("i", ids),
+        lambda ids: array("q", ids),
+        lambda ids: np.array(ids, np.int32),
+        lambda ids: np.array(ids, np.int64),
+        lambda ids: np.array([ids, ids], np.int32).T[:, 0],  # not contiguous
+        lambda ids: memoryview(array("i", ids)),
+        lambda ids: np.array(ids, np.uint32),
+    ],
+)  # fmt: skip
+def test_tokens_in_any_sequence(given_as: Callable[[list[int]], Sequence[int]]) -> None:
+    batch = core.Batch(4, 4, LAYOUT)
+    tokens = given_as(TOKENS)
+    assert batch.prefix_digests(tokens, b"") == batch.prefix_digests(TOKENS, b"")
+    batch.open(1, tokens, batch.prefix_digests(tokens, b""), _plain_rules(), 0, 0)
+    assert batch.token_ids(1) == TOKENS
+    assert batch.plan(8, 8, 8)
+    batch.write(bytearray(LAYOUT.slot_bytes), 1)
+    assert batch.apply(given_as([3])).token_ids == array("i", [3])
 
 
-def _misuses(writer: StepWriter) -> list[Outcome]:
-    one, two = SequenceId(1), SequenceId(2)
-    writer.open(one, [1, 2])
-    return [
-        outcome(writer.open, one, [1]),
-        outcome(writer.close, two),
-        outcome(writer.append, [two], [1]),
-        outcome(writer.append, [one], [1, 2]),
-        outcome(writer.append, [one], [2**31]),
-        outcome(writer.token_ids, two),
-        outcome(writer.token_ids, one),
-        outcome(writer.write, memoryview(bytearray(8)), 1, []),
-        outcome(writer.sequence_ids),
-    ]
+@pytest.mark.parametrize("tokens", [[2**31], [-(2**31) - 1], np.array([2**40]), [2**70]])
+def test_tokens_beyond_32_bits_are_refused(tokens: Sequence[int]) -> None:
+    batch = core.Batch(4, 4, LAYOUT)
+    with pytest.raises(OverflowError):
+        batch.open(1, tokens, batch.prefix_digests([1], b""), _plain_rules(), 0, 0)
+    assert batch.sequence_ids() == []
+
+
+@pytest.mark.parametrize("tokens", [[1.5], "ab", 7, np.array([1.0]), [None]])
+def test_what_are_no_tokens_is_refused(tokens: object) -> None:
+    batch = core.Batch(4, 4, LAYOUT)
+    with pytest.raises(TypeError):
+        batch.prefix_digests(cast(Sequence[int], tokens), b"")
+
+
+def _plain_rules() -> SequenceRules:
+    return SequenceRules(request_id=1, num_prompt=5, max_tokens=9, max_len=20)

@@ -1,45 +1,96 @@
-"""wire.py: value -> message -> bytes and back is the identity; any bytes are survived."""
+"""wire.py, step_outputs.py: value -> message -> bytes and back is the identity.
+
+Any bytes are survived.
+"""
 
 import struct
+from array import array
+from contextlib import suppress
+from typing import NamedTuple
 
+import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.engine_core.errors import InvalidRequest, NotFinite, QueueFull, TooLong, Unavailable
+from triptych.engine_core.errors import (
+    DeadlinePassed,
+    InvalidRequest,
+    NotFinite,
+    QueueFull,
+    RequestError,
+    TooLong,
+    Unavailable,
+)
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request
-from triptych.engine_core.sampling_params import SamplingParams
-from triptych.engine_core.step import Failed, FinishReason, Token
-from triptych.services.transport import wire
+from triptych.engine_core.sampling_params import NO_LOGPROBS, BeamParams, SamplingParams
+from triptych.engine_core.step import Failed, PromptLogprobs, Started, StepOutput
+from triptych.services.transport import output_columns, step_outputs, wire
+from triptych.services.transport.step_outputs import TokenLogprobs, peer_of, slot_of
 from triptych.v1 import stage_pb2
 
 u32 = st.integers(0, 2**32 - 1)
 token_lists = st.lists(u32, max_size=20).map(tuple)
+some_tokens = st.lists(u32, min_size=1, max_size=20).map(tuple)
 
 
-def fraction(high: float) -> st.SearchStrategy[float]:
-    return st.floats(0.0, high, width=32)
+def within(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high, width=32)
+
+
+beams = st.builds(
+    BeamParams,
+    width=st.integers(2, 64),
+    length_penalty=within(-100, 100),
+    early_stopping=st.sampled_from(["true", "false", "never"]),
+)
+
+
+@st.composite
+def sampling(draw: st.DrawFn, n: st.SearchStrategy[int]) -> SamplingParams:
+    max_tokens = draw(st.integers(1, 2**32 - 1))
+    biases = st.dictionaries(u32, within(-100, 100), max_size=8)
+    beam = draw(st.none() | beams)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, max_tokens)),
+        temperature=draw(within(0, 100)),
+        top_k=draw(st.integers(-1, 2**31 - 1)),
+        top_p=draw(within(0, 1)),
+        min_p=draw(within(0, 1)),
+        typical_p=draw(within(0, 1)),
+        top_n_sigma=draw(within(0, 1000)),
+        repetition_penalty=draw(within(0.125, 100)),
+        presence_penalty=draw(within(-2, 2)),
+        frequency_penalty=draw(within(-2, 2)),
+        no_repeat_ngram_size=draw(u32),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        stop_token_ids=draw(token_lists),
+        logit_bias=tuple(sorted(draw(biases).items())),
+        allowed_token_ids=draw(st.none() | some_tokens),
+        bad_words=draw(st.lists(some_tokens, max_size=4).map(tuple)),
+        processors=draw(st.lists(st.tuples(st.text(), st.text()), max_size=3).map(tuple)),
+        logprobs=draw(st.integers(NO_LOGPROBS, 2**31)),
+        prompt_logprobs=draw(st.integers(NO_LOGPROBS, 2**31)),
+        n=draw(n) if beam is None else min(draw(n), beam.width),
+        beam=beam,
+    )
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    max_tokens = draw(st.integers(1, 2**32 - 1))
+    sent = draw(token_lists)
+    params = draw(sampling(st.just(1) if sent else st.integers(1, 128)))
     return Request(
         request_id=RequestId(draw(st.integers(0, 2**63))),
-        prompt_token_ids=draw(st.lists(u32, min_size=1, max_size=20).map(tuple)),
-        params=SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=draw(st.integers(0, max_tokens)),
-            temperature=draw(fraction(100.0)),
-            top_k=draw(st.integers(-1, 2**31 - 1)),
-            top_p=draw(fraction(1.0)),
-            min_p=draw(fraction(1.0)),
-            seed=draw(st.integers(0, 2**64 - 1)),
-            stop_token_ids=draw(token_lists),
-        ),
+        prompt_token_ids=draw(some_tokens),
+        params=params,
         priority=draw(st.integers(-(2**31), 2**31 - 1)),
-        output_token_ids=draw(token_lists.map(lambda ids: ids[: max_tokens - 1])),
+        output_token_ids=sent[: params.max_tokens - 1],
+        choice=draw(u32),
+        cache_salt=draw(st.text(max_size=60)),
+        tenant=draw(st.text(max_size=30)),
     )
 
 
@@ -49,57 +100,156 @@ def test_requests(request: Request, slot: int, label: str) -> None:
     submit.slot = slot
     submit.priority = request.priority
     submit.output_token_ids = wire.pack_u32(request.output_token_ids)
+    submit.choice = request.choice
+    submit.cache_salt, submit.tenant = request.cache_salt, request.tenant
     received = stage_pb2.Submit.FromString(submit.SerializeToString())
     assert (received.slot, received.request_id) == (slot, label)
     assert wire.request_from_submit(received, request.request_id) == request
 
 
-tokens = st.builds(
-    Token, st.just(RequestId(0)), u32, st.one_of(st.none(), st.sampled_from(FinishReason))
-)
 names = st.from_regex(r"[a-z_]{1,10}", fullmatch=True)
-errors = st.one_of(
+errors: st.SearchStrategy[RequestError] = st.one_of(
     st.builds(TooLong, names, st.text(max_size=20)),
     st.builds(InvalidRequest, names, st.text(max_size=20)),
     st.builds(QueueFull, st.text(max_size=20), u32),
     st.builds(Unavailable, st.text(max_size=20), u32),
     st.builds(NotFinite, st.text(max_size=20)),
+    st.builds(DeadlinePassed, st.text(max_size=20)),
 )
-events = st.lists(st.tuples(u32, tokens | st.builds(Failed, st.just(RequestId(0)), errors)))
+request_ids = st.builds(step_outputs.request_id_of, st.integers(1, 3), u32)
 
 
-@given(st.integers(0, 2**64 - 1), events)
-def test_outputs(step_id: int, pairs: list[tuple[int, Token | Failed]]) -> None:
-    sent = wire.outputs_from_events(step_id, pairs).SerializeToString()
-    outputs = stage_pb2.StepOutputs.FromString(sent)
-    assert outputs.step_id == step_id
-    assert wire.tokens_from_outputs(outputs) == [
-        (slot, event.token_id, event.finish or 0)
-        for slot, event in pairs
-        if isinstance(event, Token)
+class Row(NamedTuple):
+    """Logprobs as plain values, which compare."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@st.composite
+def logprobs(draw: st.DrawFn) -> Row:
+    count = draw(st.integers(0, 3))
+    ids = draw(st.lists(u32, min_size=count, max_size=count))
+    values = draw(st.lists(within(-50, 0), min_size=count, max_size=count))
+    return Row(draw(within(-50, 0)), draw(u32), ids, values)
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> StepOutput:
+    ids = draw(st.lists(request_ids, max_size=12))
+    some = st.integers(0, len(ids) - 1) if ids else st.nothing()
+    count = len(ids)
+    return StepOutput(
+        step_id=draw(st.integers(0, 2**64 - 1)),
+        request_ids=array("q", ids),
+        token_ids=array(
+            "i", draw(st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count))
+        ),
+        finishes=array("B", draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))),
+        logprobs=draw(st.dictionaries(some, logprobs(), max_size=4)) if ids else {},
+        scores=draw(st.dictionaries(some, within(-50, 0), max_size=4)) if ids else {},
+        started=draw(st.lists(st.builds(Started, request_ids, u32), max_size=3)),
+        prompt_logprobs=draw(
+            st.lists(
+                st.builds(
+                    PromptLogprobs,
+                    request_ids,
+                    st.integers(0, 2**31),
+                    st.lists(logprobs(), min_size=1, max_size=5),
+                ),
+                max_size=3,
+            )
+        ),
+        failed=draw(st.lists(st.builds(Failed, request_ids, errors), max_size=3)),
+    )
+
+
+def plain(row: TokenLogprobs) -> Row:
+    return Row(row.logprob, row.rank, row.top_ids.tolist(), row.top_logprobs.tolist())
+
+
+@pytest.mark.parametrize("most", [output_columns.MAX_LOGPROB_BYTES, 16])
+def test_outputs(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, and in several messages."""
+    monkeypatch.setattr(output_columns, "MAX_LOGPROB_BYTES", most)
+
+    @given(outputs())
+    def check(output: StepOutput) -> None:
+        by_peer = output_columns.outputs_by_peer(output)
+        for peer in (1, 2, 3):
+            check_peer(output, peer, by_peer.get(peer, []))
+
+    check()
+
+
+def check_peer(output: StepOutput, peer: int, sent: list[stage_pb2.StepOutputs]) -> None:
+    tokens: list[step_outputs.SlotToken] = []
+    rows: dict[int, Row] = {}
+    scores: dict[int, float] = {}
+    prompt: list[tuple[int, int, Row]] = []
+    started: list[tuple[int, int]] = []
+    failures: list[step_outputs.SlotFailure] = []
+    for message in sent:
+        back = stage_pb2.StepOutputs.FromString(message.SerializeToString())
+        assert back.step_id == output.step_id
+        at = len(tokens)
+        tokens += step_outputs.tokens_from_outputs(back)
+        found = step_outputs.logprobs_from_outputs(back).items()
+        rows |= {at + entry: plain(row) for entry, row in found}
+        scored = step_outputs.scores_from_outputs(back).items()
+        scores |= {at + entry: score for entry, score in scored}
+        for each in step_outputs.prompt_logprobs_from_outputs(back):
+            prompt += [
+                (each.slot, each.position + index, plain(row))
+                for index, row in enumerate(each.rows)
+            ]
+        started += [(each.slot, each.cached_tokens) for each in back.started]
+        failures += step_outputs.failures_from_outputs(back)
+    mine = [at for at, request_id in enumerate(output.request_ids) if peer_of(request_id) == peer]
+    assert tokens == [
+        (slot_of(output.request_ids[at]), output.token_ids[at], output.finishes[at]) for at in mine
     ]
-    failures = [(slot, event.error) for slot, event in pairs if isinstance(event, Failed)]
-    back = [(row.slot, row.error) for row in wire.failures_from_outputs(outputs)]
-    assert [slot for slot, _ in back] == [slot for slot, _ in failures]
-    for (_, got), (_, sent_error) in zip(back, failures, strict=True):
-        assert type(got) is type(sent_error)
-        assert vars(got) == vars(sent_error)
-        assert str(got) == str(sent_error)
+    places = {at: place for place, at in enumerate(mine)}
+    assert rows == {places[at]: row for at, row in output.logprobs.items() if at in places}
+    assert scores == {places[at]: score for at, score in output.scores.items() if at in places}
+    assert started == [
+        (slot_of(each.request_id), each.cached_tokens)
+        for each in output.started
+        if peer_of(each.request_id) == peer
+    ]
+    assert prompt == [
+        (slot_of(each.request_id), each.position + index, row)
+        for each in output.prompt_logprobs
+        if peer_of(each.request_id) == peer
+        for index, row in enumerate(each.logprobs)
+    ]
+    failed = [each for each in output.failed if peer_of(each.request_id) == peer]
+    assert [each.slot for each in failures] == [slot_of(each.request_id) for each in failed]
+    for got, want in zip(failures, failed, strict=True):
+        assert type(got.error) is type(want.error)
+        assert vars(got.error) == vars(want.error)
+        assert str(got.error) == str(want.error)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_value_or_an_invalid_request(data: bytes) -> None:
     try:
         submit = stage_pb2.Submit.FromString(data)
-        outputs = stage_pb2.StepOutputs.FromString(data)
+        message = stage_pb2.StepOutputs.FromString(data)
     except DecodeError:
         return
-    wire.failures_from_outputs(outputs)
-    try:
-        wire.request_from_submit(submit, RequestId(1))
-        wire.tokens_from_outputs(outputs)
-    except InvalidRequest:
-        pass
+    step_outputs.failures_from_outputs(message)
+    for read in (
+        lambda: wire.request_from_submit(submit, RequestId(1)),
+        lambda: step_outputs.tokens_from_outputs(message),
+        lambda: step_outputs.logprobs_from_outputs(message),
+        lambda: step_outputs.scores_from_outputs(message),
+        lambda: step_outputs.prompt_logprobs_from_outputs(message),
+    ):
+        with suppress(InvalidRequest):
+            read()
 
 
 @given(st.binary(max_size=64))

@@ -65,12 +65,19 @@ class Engine:
         self._channels: list[grpc.Channel] = []
         self._stub: inference_pb2_grpc.InferenceServiceStub | None = None
 
-    def stats(self, name: str) -> control_pb2.StatsResponse:
+    def control(self, name: str) -> control_pb2_grpc.ControlServiceStub:
         if name not in self._controls:
             channel = grpc.insecure_channel(f"unix:{self.run_dir / f'{name}.control.sock'}")
             self._channels.append(channel)
             self._controls[name] = control_pb2_grpc.ControlServiceStub(channel)
-        return self._controls[name].Stats(control_pb2.StatsRequest(), timeout=10)
+        return self._controls[name]
+
+    def stats(self, name: str) -> control_pb2.StatsResponse:
+        return self.control(name).Stats(control_pb2.StatsRequest(), timeout=10)
+
+    def flush_cache(self) -> int:
+        request = control_pb2.FlushCacheRequest()
+        return self.control("scheduler").FlushCache(request, timeout=10).blocks_forgotten
 
     @property
     def address(self) -> str:
@@ -184,7 +191,7 @@ def wait_until_serving(engine: Engine) -> None:
                     return
             except grpc.RpcError:
                 pass  # not up yet
-        time.sleep(0.05)
+        time.sleep(0.02)
     raise RuntimeError(f"not serving after {START_TIMEOUT} s:\n{engine.log.read_text()}")
 
 

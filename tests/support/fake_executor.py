@@ -82,16 +82,17 @@ class FakeBackend:
 
     def execute(self, inputs: StepInputs, logits: Logits) -> None:
         time.sleep(self._step_seconds)
+        cache = self._cache.reshape(-1, BLOCK_SIZE)
+        for source, target in zip(inputs.copy_sources, inputs.copy_targets, strict=True):
+            cache[target] = cache[source]
         self._cache[inputs.slots] = inputs.token_ids
-        for row in range(inputs.num_rows):
-            if inputs.logits_rows[row] < 0:
-                continue
-            place = np.arange(inputs.kv_lengths[row])
+        for out, token in zip(logits, inputs.logits_tokens, strict=False):
+            row = int(np.searchsorted(inputs.row_starts, token, "right")) - 1
+            place = np.arange(inputs.positions[token] + 1)
             blocks = inputs.block_tables[row, place // BLOCK_SIZE].astype(np.int64)
             tokens = self._cache[blocks * BLOCK_SIZE + place % BLOCK_SIZE].tolist()
             if RAISE_TOKEN in tokens:
                 raise RuntimeError("the fake was told to raise")
-            out = logits[inputs.logits_rows[row]]
             out[:] = np.nan if NAN_TOKEN in tokens else 0.0
             out[next_token(tokens)] += 10.0
 

@@ -16,12 +16,23 @@ Script = Callable[[stage_pb2.Submit], Sequence[int]]
 Key = tuple[bytes, int]
 
 
+def fake_logprob(token: int) -> float:
+    """What the fake scheduler says of a token; a float32."""
+    return -0.5 - (token % 8)
+
+
+def fake_top(position: int, count: int) -> list[int]:
+    """The most likely tokens that it names at a position."""
+    return [(position + rank) % 256 for rank in range(count)]
+
+
 @dataclass
 class Job:
-    """One submitted request and where its script stands."""
+    """One choice of a submitted request and where its script stands."""
 
     submit: stage_pb2.Submit
     tokens: Sequence[int]
+    choice: int = 0
     sent: int = 0
 
 
@@ -31,7 +42,10 @@ class FakeScheduler:
 
     A script that ends before max_tokens leaves its request waiting for ever. Stop token ids end a
     request with STOP, max_tokens with LENGTH. Set `paused` to hold all tokens back, `torn` to send
-    outputs whose columns do not match.
+    outputs whose columns do not match. `choice_script` gives the tokens of each choice.
+
+    Logprobs are `fake_logprob` and `fake_top`, ranks 1; every choice of beam search comes whole,
+    with minus its index as score.
     """
 
     endpoint: str
@@ -41,6 +55,9 @@ class FakeScheduler:
     max_sequence_len: int = 4096
     interval: float = 0.001
     burst: int = 1
+    choice_script: Callable[[stage_pb2.Submit, int], Sequence[int]] | None = None
+    cached_tokens: int = 0
+    failing_choice: int = -1
     executor_ready: bool = True
     refusal: str = ""
     failure: stage_pb2.Failure | None = None
@@ -144,29 +161,79 @@ class FakeScheduler:
             outputs = stage_pb2.StepOutputs(failures=[failure])
             self._send(socket, peer, stage_pb2.TokenizerReply(outputs=outputs))
             return
-        self.jobs[peer, submit.slot] = Job(submit, self.script(submit))
+        for choice in range(submit.params.n):
+            tokens = (
+                self.script(submit)
+                if self.choice_script is None
+                else self.choice_script(submit, choice)
+            )
+            self.jobs[peer, submit.slot + choice] = Job(submit, tokens, choice)
 
     def _step(self, socket: zmq.Socket[bytes]) -> None:
-        rows: dict[bytes, list[tuple[int, int, int]]] = {}
+        outputs: dict[bytes, stage_pb2.StepOutputs] = {}
         for (peer, slot), job in list(self.jobs.items()):
-            for _ in range(self.burst):
-                if job.sent >= len(job.tokens):
-                    break
-                token = job.tokens[job.sent]
+            if job.sent >= len(job.tokens):
+                continue
+            message = outputs.setdefault(peer, stage_pb2.StepOutputs())
+            if job.choice == self.failing_choice:
+                reason = stage_pb2.FAILURE_REASON_NOT_FINITE
+                message.failures.add(slot=slot, reason=reason, message="not finite")
+                del self.jobs[peer, slot]
+                continue
+            if job.sent == 0:
+                self._begin(message, slot, job)
+            burst = len(job.tokens) if job.submit.params.HasField("beam") else self.burst
+            for token in job.tokens[job.sent : job.sent + burst]:
                 job.sent += 1
                 finish = self._finish(job, token)
-                rows.setdefault(peer, []).append((slot, token, finish))
+                self._add(message, slot, job, token, finish)
                 if finish:
                     del self.jobs[peer, slot]
                     break
-        for peer, columns in rows.items():
-            slots, tokens, finishes = zip(*columns, strict=True)
-            outputs = stage_pb2.StepOutputs(
-                slots=np.array(slots, "<u4").tobytes(),
-                token_ids=np.array(tokens, "<u4").tobytes(),
-                finish_reasons=b"" if self.torn else bytes(finishes),
+        for peer, message in outputs.items():
+            if self.torn:
+                message.finish_reasons = b""
+            self._send(socket, peer, stage_pb2.TokenizerReply(outputs=message))
+
+    def _begin(self, message: stage_pb2.StepOutputs, slot: int, job: Job) -> None:
+        message.started.add(slot=slot, cached_tokens=self.cached_tokens + job.choice)
+        params = job.submit.params
+        if job.choice or not params.HasField("prompt_logprobs"):
+            return
+        tokens = np.frombuffer(job.submit.prompt_token_ids, "<u4").tolist()[1:]
+        count = params.prompt_logprobs
+        tops = [fake_top(position, count) for position in range(1, 1 + len(tokens))]
+        message.prompt_logprobs.add(
+            slot=slot,
+            position=1,
+            logprobs=np.array([fake_logprob(token) for token in tokens], "<f4").tobytes(),
+            ranks=np.ones(len(tokens), "<u4").tobytes(),
+            top_counts=np.full(len(tokens), count, "<u4").tobytes(),
+            top_ids=np.array(tops, "<u4").tobytes(),
+            top_logprobs=np.array(
+                [[fake_logprob(token) for token in top] for top in tops], "<f4"
+            ).tobytes(),
+        )
+
+    def _add(
+        self, message: stage_pb2.StepOutputs, slot: int, job: Job, token: int, finish: int
+    ) -> None:
+        params = job.submit.params
+        entry = len(message.finish_reasons)
+        message.slots += np.array([slot], "<u4").tobytes()
+        message.token_ids += np.array([token], "<u4").tobytes()
+        message.finish_reasons += bytes([finish])
+        if params.HasField("logprobs"):
+            top = fake_top(job.sent - 1, params.logprobs)
+            message.logprobs.add(
+                entry=entry,
+                logprob=fake_logprob(token),
+                rank=1,
+                top_ids=np.array(top, "<u4").tobytes(),
+                top_logprobs=np.array([fake_logprob(each) for each in top], "<f4").tobytes(),
             )
-            self._send(socket, peer, stage_pb2.TokenizerReply(outputs=outputs))
+        if finish and params.HasField("beam"):
+            message.scores.add(entry=entry, score=-job.choice)
 
     @staticmethod
     def _finish(job: Job, token: int) -> int:

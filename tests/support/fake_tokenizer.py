@@ -10,7 +10,7 @@ from triptych.engine_core.errors import RequestError
 from triptych.engine_core.sampling_params import SamplingParams
 from triptych.engine_core.step import FinishReason
 from triptych.services.runtime.run_dir import RunDir
-from triptych.services.transport import wire
+from triptych.services.transport import step_outputs, wire
 from triptych.services.transport.channel import PROTOCOL_VERSION, DealerChannel, new_identity
 from triptych.v1 import stage_pb2
 
@@ -45,6 +45,10 @@ class FakeTokenizer:
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.failed: dict[int, RequestError] = {}
+        self.logprobs: dict[int, list[step_outputs.TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[int, list[step_outputs.PromptRows]] = {}
+        self.cached_tokens: dict[int, int] = {}
+        self.scores: dict[int, float] = {}
         self.messages = 0
         self._next_slot = 1
         self._beaten = 0.0
@@ -67,10 +71,10 @@ class FakeTokenizer:
     def submit(
         self, prompt: Sequence[int], max_tokens: int = 8, sent: Sequence[int] = (), **params: float
     ) -> int:
-        """Send a greedy request; its slot."""
+        """Send a greedy request; the slot of its first choice."""
         slot = self._next_slot
-        self._next_slot += 1
         sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})  # type: ignore[arg-type]  # test values
+        self._next_slot += sampling.n
         submit = wire.submit_of(wire.pack_u32(prompt), sampling)
         submit.slot = slot
         submit.output_token_ids = wire.pack_u32(sent)
@@ -78,7 +82,8 @@ class FakeTokenizer:
         return slot
 
     def send_submit(self, submit: stage_pb2.Submit) -> None:
-        self.tokens.setdefault(submit.slot, [])
+        for slot in range(submit.slot, submit.slot + max(submit.params.n, 1)):
+            self.tokens.setdefault(slot, [])
         self.channel.send(stage_pb2.TokenizerMessage(submit=submit))
 
     def abort(self, *slots: int) -> None:
@@ -123,11 +128,23 @@ class FakeTokenizer:
                     self._take_outputs(reply.outputs)
 
     def _take_outputs(self, outputs: stage_pb2.StepOutputs) -> None:
-        for slot, token_id, finish in wire.tokens_from_outputs(outputs):
-            assert not self.ended(slot), "a request ends once"
+        logprobs = step_outputs.logprobs_from_outputs(outputs)
+        scores = step_outputs.scores_from_outputs(outputs)
+        for started in outputs.started:
+            assert not self.tokens[started.slot], "a choice starts before its first token"
+            self.cached_tokens[started.slot] = started.cached_tokens
+        for rows in step_outputs.prompt_logprobs_from_outputs(outputs):
+            self.prompt_logprobs.setdefault(rows.slot, []).append(rows)
+        tokens = step_outputs.tokens_from_outputs(outputs)
+        for entry, (slot, token_id, finish) in enumerate(tokens):
+            assert not self.ended(slot), "a choice ends once"
             self.tokens[slot].append(token_id)
+            if entry in logprobs:
+                self.logprobs.setdefault(slot, []).append(logprobs[entry])
+            if entry in scores:
+                self.scores[slot] = scores[entry]
             if finish:
                 self.finished[slot] = FinishReason(finish)
-        for failure in wire.failures_from_outputs(outputs):
-            assert not self.ended(failure.slot), "a request ends once"
+        for failure in step_outputs.failures_from_outputs(outputs):
+            assert not self.ended(failure.slot), "a choice ends once"
             self.failed[failure.slot] = failure.error

@@ -28,7 +28,7 @@ class StepDriver:
         facts = backend.facts
         self.backend = backend
         width = -(-facts.max_model_len // facts.block_size)
-        self.layout = StepLayout(1, max_tokens, max_rows, width)
+        self.layout = StepLayout(1, max_tokens, max_rows, width, max_rows)
         self._slot = memoryview(bytearray(self.layout.slot_bytes))
         order = np.random.default_rng(0).permutation(facts.num_blocks)
         self.free: list[int] = [int(block) for block in order]
@@ -71,7 +71,7 @@ class StepDriver:
             at += len(tokens)
             self._array("row_starts")[row + 1] = at
             self._array("kv_lengths")[row] = end
-            self._array("logits_rows")[row] = row
+            self._array("logits_tokens")[row] = at - 1
             tables = self._array("block_tables")
             tables[row] = -1
             tables[row, : len(blocks)] = blocks

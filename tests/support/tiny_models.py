@@ -114,6 +114,9 @@ def write_gguf(
         writer.add_rope_dimension_count(head_dim)
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
+    if hf.get("attn_logit_softcapping") is not None:
+        writer.add_attn_logit_softcapping(hf["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(hf["final_logit_softcapping"])
     tied = bool(hf["tie_word_embeddings"])
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and tied:

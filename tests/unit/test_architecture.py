@@ -20,10 +20,17 @@ MAY_IMPORT = {
     "services.tokenizer": (*SHARED, "services.tokenizer"),
     "services.scheduler": (*SHARED, "services.scheduler"),
     "services.executor": (*SHARED, "services.executor"),
+    "services.simulator": (
+        "engine_core",
+        "kernels.core",
+        "services.simulator",
+        "services.scheduler.deadlines",  # of time-outs, by any clock
+    ),
     "services.cli": (
         "v1",
         "services.runtime",
         "services.cli",
+        "services.simulator",
         *(
             f"services.{process}.{module}"
             for process in ("tokenizer", "scheduler", "executor")
@@ -40,7 +47,7 @@ SETTINGS = "services/runtime/settings.py"
 # What a process must not have loaded, whatever module of its own it imports.
 NOT_LOADED = {
     "services.tokenizer": (
-        "torch", "transformers", "triptych.kernels", "triptych.services.scheduler",
+        "numpy", "torch", "transformers", "triptych.kernels", "triptych.services.scheduler",
         "triptych.services.executor",
     ),
     "services.scheduler": (
@@ -50,7 +57,10 @@ NOT_LOADED = {
     "services.executor": (
         "transformers", "jinja2", "triptych.services.tokenizer", "triptych.services.scheduler",
     ),
+    "services.simulator": ("torch", "transformers", "tokenizers", "grpc", "zmq"),
     "services.cli.__main__": ("torch", "transformers", "tokenizers"),
+    # Whose children are forked with all that it has loaded.
+    "services.cli.serve": ("torch", "transformers", "tokenizers", "numpy", "rich", "yaml"),
 }  # fmt: skip
 
 

@@ -34,12 +34,35 @@ def test_a_block_is_free_when_its_last_holder_lets_go() -> None:
     pool.check()
 
 
+def test_a_worthless_block_goes_to_the_front() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(3)
+    assert [pool.release(block, to_front=True) for block in blocks] == [True, True, True]
+    assert pool.free_blocks() == [2, 1, 0, 3]
+    pool.check()
+
+
+def test_a_free_block_is_taken_out_of_the_middle() -> None:
+    pool = BlockPool(4)
+    pool.retain(BlockId(2))
+    assert (pool.free_blocks(), pool.num_free, pool.references(BlockId(2))) == ([0, 1, 3], 3, 1)
+    pool.check()
+    pool.retain(BlockId(2))
+    assert not pool.release(BlockId(2))
+    assert pool.release(BlockId(2))
+    assert pool.free_blocks() == [0, 1, 3, 2]
+
+
 @pytest.mark.parametrize("block", [0, 1, -1])
-def test_only_a_held_block_can_be_retained_or_released(block: int) -> None:
-    pool = BlockPool(1)
-    for call in (pool.retain, pool.release):
-        with pytest.raises(AssertionError, match="is not held"):
-            call(BlockId(block))
+def test_only_a_held_block_can_be_released(block: int) -> None:
+    with pytest.raises(AssertionError, match="is not held"):
+        BlockPool(1).release(BlockId(block))
+
+
+@pytest.mark.parametrize("block", [1, -1])
+def test_only_a_block_of_the_pool_can_be_retained(block: int) -> None:
+    with pytest.raises(AssertionError, match="there is no block"):
+        BlockPool(1).retain(BlockId(block))
 
 
 def test_bad_sizes_are_refused() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gguf_files import ARRAY, RawGguf, RawTensor, scalar, string, strings, text
-from triptych.services.runtime.gguf_file import TensorType, open_gguf
+from triptych.services.runtime.gguf_file import TensorType, drop_handed, hand_down, open_gguf
 from triptych.services.runtime.lifecycle import StartupError
 
 HUGE = 1 << 63
@@ -130,6 +130,19 @@ def test_broken_files(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_string_beyond_the_end_of_a_large_file_is_not_copied(tmp_path: Path) -> None:
+    """Only as much as is there could be; that may be gigabytes of weights."""
+    words = struct.pack("<IIQ", ARRAY, 8, 2) + text("a") + text("", length=1 << 40)
+    path = write(tmp_path / "m.gguf", meta(words=words))
+    with path.open("r+b") as file:
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    with pytest.raises(StartupError, match="words passes the end of the file"):
+        open_gguf(path)
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+
+
 def test_a_key_twice(tmp_path: Path) -> None:
     raw = VALID.write().replace(text("x"), text("n"), 1)
     with pytest.raises(StartupError, match="key n occurs twice"):
@@ -169,3 +182,31 @@ def test_random_changes_never_escape(tmp_path: Path) -> None:
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="No such file"):
         open_gguf(tmp_path / "absent.gguf")
+
+
+def test_a_file_that_is_handed_down_is_taken_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", meta(s=string("x")))
+    file = open_gguf(path)
+    hand_down(file)
+    assert open_gguf(path) is file
+    assert open_gguf(path) is not file
+    hand_down(file)
+    drop_handed()
+    assert open_gguf(path) is not file
+
+
+def test_a_file_that_has_changed_is_read_anew(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", meta(s=string("x")))
+    hand_down(open_gguf(path))
+    write(tmp_path / "other", meta(s=string("y"))).replace(path)
+    assert open_gguf(path).text("s") == "y"
+    hand_down(open_gguf(path))
+    path.unlink()
+    with pytest.raises(StartupError, match="No such file"):
+        open_gguf(path)
+
+
+def test_another_file_is_not_taken(tmp_path: Path) -> None:
+    hand_down(open_gguf(write(tmp_path / "a.gguf", meta(s=string("a")))))
+    assert open_gguf(write(tmp_path / "b.gguf", meta(s=string("b")))).text("s") == "b"
+    drop_handed()

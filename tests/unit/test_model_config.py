@@ -137,6 +137,22 @@ def test_mistral_and_qwen2(tmp_path: Path) -> None:
         ({"logit_scale": 0.5}, "logit_scale = 0.5 is not supported and may change"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"attention_bias": 1}, "attention_bias 1 is not true or false"),
+        ({"sliding_window": 64}, "sliding_window 64 is not supported for LlamaForCausalLM"),
+        ({"rope_interleaved": True}, "rope_interleaved = True is not supported"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder = True"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
+        ({"query_pre_attn_scalar": 256}, "query_pre_attn_scalar = 256"),
+        ({"attention_multiplier": 0.1}, "attention_multiplier"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"sliding_window_pattern": 6}, "sliding_window_pattern"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention"),
+        ({"attn_logit_softcapping": 0.0}, "attention_soft_cap 0.0 is not within 0.001 and"),
+        (
+            {"final_logit_softcapping": 1e300},
+            r"logits_soft_cap 1e\+300 is not within 0\.001 and 1e",
+        ),
+        ({"final_logit_softcapping": -30.0}, "logits_soft_cap -30.0"),
+        ({"attn_logit_softcapping": "50"}, "attn_logit_softcapping '50' is not a finite number"),
     ],
 )
 def test_refusals(changes: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -169,6 +185,38 @@ def test_broken_json(content: str, tmp_path: Path) -> None:
 
 def test_off_and_bookkeeping_keys_are_fine(tmp_path: Path) -> None:
     hf(tmp_path, LLAMA, _name_or_path="x", use_cache=True, new_feature=False, other=None)
+    hf(tmp_path, LLAMA, pruned_heads={}, rope_interleaved=False, sliding_window=128)
+    hf(tmp_path, LLAMA, sliding_window=64, use_sliding_window=False)
+
+
+def test_soft_caps(tmp_path: Path) -> None:
+    plain = hf(tmp_path, LLAMA, attn_logit_softcapping=None)
+    assert (plain.attention_soft_cap, plain.logits_soft_cap) == (None, None)
+    capped = hf(tmp_path, LLAMA, attn_logit_softcapping=50, final_logit_softcapping=30.0)
+    assert (capped.attention_soft_cap, capped.logits_soft_cap) == (50.0, 30.0)
+    path = tmp_path / "m.gguf"
+    assert gguf(path, {}).attention_soft_cap is None
+    config = gguf(
+        path,
+        {
+            "llama.attn_logit_softcapping": scalar("f32", 50.0),
+            "llama.final_logit_softcapping": scalar("f32", 30.0),
+        },
+    )
+    assert (config.attention_soft_cap, config.logits_soft_cap) == (50.0, 30.0)
+
+
+def test_gguf_rope_scaling_without_a_type_is_linear(tmp_path: Path) -> None:
+    """llama.cpp's default; files of before the key existed have a factor alone."""
+    path = tmp_path / "m.gguf"
+    factor: dict[str, bytes | None] = {"llama.rope.scaling.factor": scalar("f32", 4.0)}
+    assert gguf(path, factor).rope == Rope(10000.0, "linear", 4.0)
+    legacy: dict[str, bytes | None] = {"llama.rope.scale_linear": scalar("f32", 2.0)}
+    assert gguf(path, legacy).rope == Rope(10000.0, "linear", 2.0)
+    for made in (factor, legacy):
+        made["llama.rope.scaling.type"] = string("none")
+        assert gguf(path, made).rope == Rope(10000.0)
+    assert gguf(path, {"llama.rope.scale_linear": scalar("f32", 1.0)}).rope == Rope(10000.0)
 
 
 GGUF = {
@@ -235,6 +283,9 @@ def test_gguf(tmp_path: Path) -> None:
         ({"llama.rope.freq_base": scalar("f32", float("nan"))}, "rope theta nan"),
         ({"llama.expert_count": scalar("u32", 8)}, "mixtures of experts"),
         ({"llama.logit_scale": scalar("f32", 2.0)}, "llama.logit_scale .* not supported"),
+        ({"llama.attention.scale": scalar("f32", 0.1)}, "llama.attention.scale"),
+        ({"llama.attn_logit_softcapping": scalar("f32", -1.0)}, "attention_soft_cap -1.0"),
+        ({"llama.rope.scaling.attn_factor": scalar("f32", 2.0)}, "rope.scaling.attn_factor"),
         ({"split.count": scalar("u16", 2)}, "split GGUF"),
     ],
 )

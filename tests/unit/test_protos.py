@@ -39,7 +39,11 @@ def test_every_scalar_sampling_parameter_tells_unset_from_zero() -> None:
     scalars = [field for field in fields if not field.is_repeated]
     assert len(scalars) >= 10
     assert [field.name for field in scalars if not field.has_presence] == []
-    assert [field.name for field in fields if field.is_repeated] == ["stop", "stop_token_ids"]
+    lists = {field.name for field in fields if field.is_repeated}
+    assert lists == {
+        "stop", "stop_token_ids", "logit_bias", "bad_words", "bad_words_token_ids",
+        "logits_processors",
+    }  # fmt: skip
 
 
 def test_booleans_of_requests_default_to_what_unset_means() -> None:

@@ -10,8 +10,8 @@ import pytest
 from triptych.engine_core.layout import RING_HEADER, STEP_HEADER, LogitsLayout, StepLayout
 from triptych.services.transport.rings import SEALS, LogitsRing, RingError, SlotPool, StepRing
 
-STEP = StepLayout(num_slots=2, max_tokens=8, max_rows=3, max_blocks_per_row=4)
-LOGITS = LogitsLayout(num_slots=2, max_rows=3, vocabulary_size=11)
+STEP = StepLayout(num_slots=2, max_tokens=8, max_rows=3, max_blocks_per_row=4, max_logits=3)
+LOGITS = LogitsLayout(num_slots=2, max_logits=3, vocabulary_size=11)
 EPOCH = 2**63 + 5
 
 
@@ -158,7 +158,7 @@ def mapped_rings() -> int:
 
 
 def test_too_large_a_ring_is_an_error() -> None:
-    layout = LogitsLayout(num_slots=16, max_rows=4096, vocabulary_size=2**31)
+    layout = LogitsLayout(num_slots=16, max_logits=4096, vocabulary_size=2**31)
     with pytest.raises(RingError, match="cannot create triptych-logits of"):
         LogitsRing.create(layout, EPOCH)
 

@@ -6,7 +6,7 @@ import pytest
 from triptych.engine_core.layout import STEP_HEADER, StepLayout
 from triptych.services.executor.step_inputs import StepInputs, StepInputsError
 
-LAYOUT = StepLayout(1, 8, 3, 2)
+LAYOUT = StepLayout(1, 8, 3, 2, 3)
 BOUNDS = {"vocabulary_size": 10, "max_model_len": 8, "num_blocks": 5, "block_size": 4}
 
 
@@ -21,11 +21,13 @@ class Slot:
         self["slots"][:4] = [8, 9, 10, 18]
         self["row_starts"][:3] = [0, 3, 4]
         self["kv_lengths"][:2] = [3, 7]
-        self["logits_rows"][:2] = [-1, 0]
+        self["logits_tokens"][:1] = [3]
+        self["copy_sources"][:1] = [0]
+        self["copy_targets"][:1] = [4]
         self["block_tables"][:2] = [[2, -1], [1, 4]]
 
-    def header(self, tokens: int = 4, rows: int = 2, samples: int = 1) -> None:
-        STEP_HEADER.pack_into(self.view, 0, 77, tokens, rows, samples, 0)
+    def header(self, tokens: int = 4, rows: int = 2, logits: int = 1, copies: int = 1) -> None:
+        STEP_HEADER.pack_into(self.view, 0, 77, tokens, rows, logits, copies)
 
     def __getitem__(self, name: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
         offset, shape = LAYOUT.arrays[name]
@@ -40,7 +42,8 @@ class Slot:
 def test_a_view_is_cut_to_the_step_and_shares_memory() -> None:
     slot = Slot()
     inputs = slot.read()
-    assert (inputs.step_id, inputs.num_tokens, inputs.num_rows, inputs.num_samples) == (77, 4, 2, 1)
+    assert (inputs.step_id, inputs.num_tokens, inputs.num_rows, inputs.num_logits) == (77, 4, 2, 1)
+    assert (inputs.copy_sources.tolist(), inputs.copy_targets.tolist()) == ([0], [4])
     assert inputs.token_ids.tolist() == [1, 2, 3, 9]
     assert inputs.block_tables.tolist() == [[2, -1], [1, 4]]
     slot["token_ids"][0] = 5
@@ -50,12 +53,15 @@ def test_a_view_is_cut_to_the_step_and_shares_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "rows", "samples"),
-    [(0, 0, 0), (0, 1, 0), (9, 2, 1), (4, 4, 1), (4, 2, 3), (1, 2, 1), (2**32 - 1, 2, 1)],
-)
-def test_impossible_counts(tokens: int, rows: int, samples: int) -> None:
+    "counts",
+    [
+        (0, 0, 0), (0, 1, 0), (9, 2, 1), (4, 4, 1), (4, 2, 4), (1, 2, 1), (2**32 - 1, 2, 1),
+        (4, 2, 1, 4), (2, 2, 3), (4, 2, 2**32 - 1),
+    ],
+)  # fmt: skip
+def test_impossible_counts(counts: tuple[int, ...]) -> None:
     slot = Slot()
-    slot.header(tokens, rows, samples)
+    slot.header(*counts)
     with pytest.raises(StepInputsError, match="do not fit"):
         slot.read()
 
@@ -67,7 +73,10 @@ def test_impossible_counts(tokens: int, rows: int, samples: int) -> None:
         ("row_starts", 1, 4, "do not divide"),
         ("row_starts", 2, 3, "do not divide"),
         ("kv_lengths", 0, 2, "more tokens than its sequence"),
-        ("logits_rows", 0, 1, "differ from the samples"),
+        ("logits_tokens", 0, 4, "logits of tokens that are not in the step"),
+        ("logits_tokens", 0, -1, "logits of tokens that are not in the step"),
+        ("copy_sources", 0, -1, "a copy of blocks that are not within 0 and 4"),
+        ("copy_targets", 0, 5, "a copy of blocks that are not within 0 and 4"),
         ("token_ids", 0, 10, "token id 10 is not within 0 and 9"),
         ("token_ids", 3, -1, "token id -1"),
         ("positions", 1, 8, "position 8"),

@@ -1,32 +1,21 @@
 """One request's output, token by token, without sockets."""
 
-import asyncio
 from collections.abc import Sequence
 
 import pytest
 
-from triptych.engine_core.errors import SlowReader, Unavailable
+from byte_tokenizer import EOS, byte_detokenizer
+from triptych.engine_core.errors import InvalidRequest, SlowReader, TooLong, Unavailable
 from triptych.engine_core.step import FinishReason
-from triptych.services.tokenizer.detokenizer import FirstPiece, IncrementalDetokenizer, PieceTable
-from triptych.services.tokenizer.stream import OutputStream, Piece
+from triptych.services.tokenizer.pieces import Piece, PromptPart
+from triptych.services.tokenizer.stream import OutputStream
 from triptych.services.tokenizer.validation import OutputParams
 
-EOS = 256
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
 
 
-class ByteTokenizer:
-    """Token id = byte; EOS is special."""
-
-    piece_table = PieceTable([*(bytes([b]) for b in range(256)), b"<eos>"], FirstPiece.AS_IT_IS)
-    special_token_ids = frozenset({EOS})
-
-    def decode_whole(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        raise NotImplementedError
-
-
 def stream_of(params: OutputParams | None = None) -> OutputStream:
-    return OutputStream(params or OutputParams(), IncrementalDetokenizer(ByteTokenizer()))
+    return OutputStream(params or OutputParams(), byte_detokenizer(), PromptPart(), lambda: None)
 
 
 def feed(stream: OutputStream, tokens: Sequence[int], last: int = 0) -> list[bool]:
@@ -49,6 +38,25 @@ def test_pieces_are_what_came_since() -> None:
     assert stream.take() is None
     feed(stream, b"c", LENGTH)
     assert all_of(stream) == Piece("c", [99], LENGTH, 3)
+
+
+@pytest.mark.parametrize(
+    ("core", "wire"),
+    [
+        (InvalidRequest("beam_width", "64"), "sampling_params.beam.width"),
+        (InvalidRequest("allowed_token_ids", "x"), "sampling_params.allowed_token_ids"),
+        (InvalidRequest("logits_processors[1].name", "x"), "sampling_params.logits_processors[1]"),
+        (TooLong("max_tokens", "x"), "sampling_params.max_tokens"),
+        (TooLong("prompt", "x"), "prompt"),
+    ],
+)
+def test_what_the_scheduler_refuses_has_the_wire_name(core: InvalidRequest, wire: str) -> None:
+    stream = stream_of()
+    stream.fail(core)
+    with pytest.raises(type(core)) as refused:
+        stream.take()
+    assert refused.value.field.removesuffix(".name") == wire
+    assert refused.value.description == core.description
 
 
 @pytest.mark.parametrize("group", [1, 2, 100])
@@ -150,16 +158,3 @@ def test_cancel_ends_with_what_there_is() -> None:
     feed(finished, b"a", LENGTH)
     finished.cancel()
     assert all_of(finished).finish == LENGTH
-
-
-def test_next_waits_for_a_wake() -> None:
-    async def scenario() -> None:
-        stream = stream_of()
-        waiting = asyncio.create_task(stream.next())
-        await asyncio.sleep(0)
-        feed(stream, b"abc")
-        assert not waiting.done()
-        stream.wake()
-        assert (await waiting).text == "abc"
-
-    asyncio.run(scenario())

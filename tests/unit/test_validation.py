@@ -5,21 +5,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from triptych.engine_core.errors import InvalidRequest, TooLong, UnknownModel
 from triptych.engine_core.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 from triptych.engine_core.step import FinishReason
+from triptych.services.tokenizer.output_validation import output_params
+from triptych.services.tokenizer.sampling_validation import (
+    decimal,
+    sampling_params,
+    with_max_tokens,
+)
 from triptych.services.tokenizer.validation import (
     OutputParams,
+    Routing,
     ServedModel,
     ValidRequest,
     check_model,
     check_prompt_length,
-    check_request_id,
     check_token_ids,
-    output_params,
-    sampling_params,
-    with_max_tokens,
+    routing,
+    token_array,
 )
 from triptych.v1 import common_pb2, inference_pb2
 
@@ -33,8 +40,12 @@ def raw(**fields: Any) -> common_pb2.SamplingParams:
     return common_pb2.SamplingParams(**fields)
 
 
+def no_words(word: str) -> list[int]:
+    raise AssertionError("no bad words here")
+
+
 def valid(**fields: Any) -> SamplingParams:
-    return sampling_params(raw(**fields), MODEL, None)
+    return sampling_params(raw(**fields), MODEL, None, no_words)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +115,14 @@ def test_end_of_sequence_ids_stop_unless_ignored() -> None:
 def test_the_most_stop_ids_leave_room_for_the_end_of_sequence() -> None:
     model = ServedModel(("tiny",), 1000, L, L, (999,))
     ids = list(range(MAX_STOP_TOKEN_IDS))
-    params = sampling_params(raw(stop_token_ids=ids), model, None)
+    params = sampling_params(raw(stop_token_ids=ids), model, None, no_words)
     assert len(params.stop_token_ids) == MAX_STOP_TOKEN_IDS + 1
 
 
 def test_seeds_are_drawn_given_or_the_engines() -> None:
     assert valid().seed != valid().seed
-    assert sampling_params(raw(), MODEL, 5).seed == 5
-    assert sampling_params(raw(seed=9), MODEL, 5).seed == 9
+    assert sampling_params(raw(), MODEL, 5, no_words).seed == 5
+    assert sampling_params(raw(seed=9), MODEL, 5, no_words).seed == 9
 
 
 @pytest.mark.parametrize(
@@ -152,7 +163,7 @@ def test_an_empty_prompt() -> None:
 
 def test_token_ids() -> None:
     assert check_token_ids([0, V - 1], "x", V).tolist() == [0, V - 1]
-    assert check_token_ids([], "x", V).dtype == np.uint32
+    assert (len(check_token_ids([], "x", V)), check_token_ids([], "x", V).itemsize) == (0, 4)
     repeated = common_pb2.TokenIds(ids=range(50)).ids
     assert check_token_ids(repeated, "x", V).tolist() == list(range(50))
     for bad in (V, 2**31, 2**32 - 1):
@@ -202,20 +213,38 @@ def test_known_models(name: str) -> None:
 
 
 def test_request_ids() -> None:
-    assert check_request_id("x" * 128) == "x" * 128
+    assert routing(inference_pb2.GenerateRequest(request_id="x" * 128)).label == "x" * 128
     with pytest.raises(InvalidRequest, match="request_id: 130 bytes, more than 128"):
-        check_request_id("é" * 65)
+        routing(inference_pb2.GenerateRequest(request_id="é" * 65))
+
+
+@pytest.mark.parametrize("kind", [inference_pb2.GenerateRequest, inference_pb2.ChatRequest])
+def test_routing(
+    kind: type[inference_pb2.GenerateRequest] | type[inference_pb2.ChatRequest],
+) -> None:
+    assert routing(kind()) == Routing()
+    given = kind(cache_salt="s", tenant="t", priority=-5, queue_timeout_ms=7, timeout_ms=9)
+    assert routing(given) == Routing("", -5, "s", "t", 7, 9)
+    for bad, field in (
+        (kind(cache_salt="x" * 257), "cache_salt"), (kind(tenant="x" * 129), "tenant"),
+        (kind(queue_timeout_ms=0), "queue_timeout_ms"), (kind(timeout_ms=0), "timeout_ms"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest) as caught:
+            routing(bad)
+        assert caught.value.field == field
 
 
 def test_the_message_to_the_scheduler() -> None:
     request = ValidRequest(
-        "label",
         check_token_ids([1, 258], "x", 300),
         valid(max_tokens=5, min_tokens=2, temperature=0.5, stop_token_ids=[3], seed=4),
         OutputParams(),
+        Routing("label", 3, "salt", "tenant", 10, 20),
     )
     submit = request.submit()
     assert submit.request_id == "label"
+    assert (submit.priority, submit.cache_salt, submit.tenant) == (3, "salt", "tenant")
+    assert (submit.queue_timeout_ms, submit.timeout_ms) == (10, 20)
     assert submit.prompt_token_ids == bytes([1, 0, 0, 0, 2, 1, 0, 0])
     assert (submit.params.max_tokens, submit.params.min_tokens, submit.params.seed) == (5, 2, 4)
     assert submit.params.temperature == 0.5
@@ -226,3 +255,16 @@ def test_finish_reasons_are_the_wires_numbers() -> None:
     for reason in FinishReason:
         assert int(common_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}")) == int(reason)
     assert inference_pb2.OUTPUT_FORMAT_UNSPECIFIED == 0
+
+
+@given(st.floats(width=32, allow_nan=False))
+@example(1.401298464324817e-45)
+@example(3.4028234663852886e38)
+def test_a_float_is_shown_as_numpy_shows_it(value: float) -> None:
+    assert decimal(value) == float(str(np.float32(value)))
+
+
+def test_token_ids_that_do_not_fit_are_no_token_ids() -> None:
+    for bad in (-1, 2**32):
+        with pytest.raises(OverflowError):
+            token_array([bad])

@@ -1,5 +1,6 @@
 """Packed weights and their cache: what is used, what is refused, and what a start may hold."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from quantized_folders import SIZES, Scheme, write_quantized
 from tiny_models import save, tiny_model, write_gguf
 from triptych.kernels.cpu import checksum
 from triptych.services.executor import weight_cache
-from triptych.services.executor.backend import BackendOptions, open_backend
 from triptych.services.executor.packed_weights import Place, pack_weights, parts_of, places_of
 from triptych.services.executor.raw_weights import RawWeights, open_raw_weights
+from triptych.services.executor.rounding import RoundedWeights, Rounding
 from triptych.services.executor.weight_cache import packed_memory
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles, resolve_model
@@ -118,6 +120,39 @@ def test_another_layout_version_is_packed_anew(
     assert again.packed == 1
 
 
+def test_what_the_same_files_are_taken_for_is_part_of_the_key(tmp_path: Path) -> None:
+    """The format that zero points were stored in, and what floats are rounded to."""
+    cache = tmp_path / "cache"
+    write_quantized(tmp_path / "model", Scheme("gptq"))
+    first = Model(tmp_path / "model").memory(cache)
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('format": "gptq"', 'format": "gptq_v2"'))
+    other = Model(tmp_path / "model")
+    assert not np.array_equal(other.memory(cache), first)
+    assert other.packed == 1
+
+    save(tiny_model("llama", SIZES), tmp_path / "floats")
+    roundings: tuple[Rounding | None, ...] = (None, "int8", "int4", "int4", None)
+    packed = []
+    for rounding in roundings:
+        model = Model(tmp_path / "floats")
+        if rounding is not None:
+            model.source = RoundedWeights(model.source, rounding)
+            model.places = places_of(parts_of(model.source.config), model.source)
+        model.memory(cache)
+        packed.append(model.packed)
+    assert packed == [1, 1, 1, 0, 1]
+
+
+def test_no_memory_for_the_weights_is_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(size: int) -> Memory:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(weight_cache, "anonymous_memory", refused)
+    with pytest.raises(StartupError, match=r"no memory for weights of \d+ bytes: Cannot allocate"):
+        Model(path).memory(None)
+
+
 def test_a_folder_that_cannot_be_written_costs_only_time(
     path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,27 +230,3 @@ def test_checksum_sees_every_byte() -> None:
         sums.add(checksum(changed))
     sums |= {checksum(raw[:length].copy()) for length in range(len(raw))}
     assert len(sums) == 2 * len(raw) + 1
-
-
-@pytest.mark.smollm
-def test_loading_holds_little_more_than_the_packed_weights(smollm: Path, tmp_path: Path) -> None:
-    """In a process of its own: peak memory is at most 1.3 times the packed size."""
-    pid = os.fork()
-    if pid == 0:  # the child
-        code = 1
-        try:
-            before = _status("VmRSS")
-            options = BackendOptions(threads=1, kv_cache_memory=1 << 20)
-            facts = open_backend(resolve_model(str(smollm)), options).facts
-            held = _status("VmHWM") - before
-            code = 0 if held < 1.3 * facts.weight_bytes + (8 << 20) else 2
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-
-
-def _status(field: str) -> int:
-    """A size of this process in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))

@@ -1,10 +1,12 @@
 """services/transport/wire.py: what a peer may send, and what it then means."""
 
 import math
+from typing import Any
 
 import pytest
 
 from triptych.engine_core.errors import (
+    DeadlinePassed,
     InvalidRequest,
     NotFinite,
     QueueFull,
@@ -13,7 +15,7 @@ from triptych.engine_core.errors import (
     Unavailable,
 )
 from triptych.engine_core.ids import RequestId
-from triptych.services.transport import wire
+from triptych.services.transport import step_outputs, wire
 from triptych.v1 import stage_pb2
 
 ONE = RequestId(1)
@@ -23,7 +25,9 @@ def submit(**changes: object) -> stage_pb2.Submit:
     message = stage_pb2.Submit(
         slot=3,
         prompt_token_ids=wire.pack_u32([1, 2]),
-        params=stage_pb2.SequenceParams(max_tokens=4, top_p=1.0),
+        params=stage_pb2.SequenceParams(
+            max_tokens=4, top_p=1.0, typical_p=1.0, repetition_penalty=1.0, n=1
+        ),
     )
     for field, value in changes.items():
         target = message.params if hasattr(message.params, field) else message
@@ -52,6 +56,20 @@ def test_a_plain_submit() -> None:
         ({"top_p": math.inf}, "top_p"),
         ({"min_p": 1.5}, "min_p"),
         ({"top_k": -2}, "top_k"),
+        ({"typical_p": 2.0}, "typical_p"),
+        ({"top_n_sigma": math.inf}, "top_n_sigma"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"presence_penalty": 3.0}, "presence_penalty"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"logit_bias_ids": b"1"}, "logit_bias_ids"),
+        ({"logit_bias_ids": bytes(4)}, "logit_bias_values"),
+        ({"logit_bias_ids": bytes(8), "logit_bias_values": bytes(8)}, "logit_bias"),
+        ({"allowed_token_ids": b"12345"}, "allowed_token_ids"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
+        ({"tenant": "x" * 129}, "tenant"),
+        ({"output_token_ids": bytes(4), "n": 2}, "output_token_ids"),
     ],
 )
 def test_bad_values_name_their_field(changes: dict[str, object], field: str) -> None:
@@ -73,6 +91,7 @@ def test_an_empty_submit_is_refused() -> None:
         QueueFull("1024 requests wait", 250),
         NotFinite("the logits are not finite"),
         Unavailable("no executor", 1000),
+        DeadlinePassed("queue_timeout: 5 s in the queue"),
     ],
 )
 def test_errors_survive_the_wire(error: RequestError) -> None:
@@ -106,8 +125,49 @@ def test_torn_outputs_are_refused(columns: dict[str, bytes], field: str) -> None
     for name, column in columns.items():
         setattr(outputs, name, column)
     with pytest.raises(InvalidRequest) as caught:
-        wire.tokens_from_outputs(outputs)
+        step_outputs.tokens_from_outputs(outputs)
     assert caught.value.field == field
+
+
+TORN_LOGPROBS = [
+    ({"entry": 1}, "entry"),
+    ({"top_ids": b"123", "top_logprobs": b"123"}, "top_ids"),
+    ({"top_ids": bytes(8), "top_logprobs": bytes(4)}, "top_ids"),
+]
+
+
+@pytest.mark.parametrize(("fields", "field"), TORN_LOGPROBS)
+def test_torn_logprobs_are_refused(fields: dict[str, Any], field: str) -> None:
+    outputs = stage_pb2.StepOutputs(slots=bytes(4), token_ids=bytes(4), finish_reasons=b"\0")
+    outputs.logprobs.add(**fields)
+    with pytest.raises(InvalidRequest) as caught:
+        step_outputs.logprobs_from_outputs(outputs)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"logprobs": bytes(4)}, "prompt_logprobs"),
+        ({"logprobs": bytes(3), "ranks": bytes(3), "top_counts": bytes(3)}, "ranks"),
+        ({"logprobs": bytes(4), "ranks": bytes(4), "top_counts": b"\1\0\0\0"}, "top_counts"),
+        ({"top_ids": bytes(4), "top_logprobs": bytes(4)}, "top_counts"),
+        ({"top_ids": bytes(4)}, "top_ids"),
+    ],
+)
+def test_torn_prompt_logprobs_are_refused(fields: dict[str, bytes], field: str) -> None:
+    outputs = stage_pb2.StepOutputs()
+    outputs.prompt_logprobs.add(**fields)
+    with pytest.raises(InvalidRequest) as caught:
+        step_outputs.prompt_logprobs_from_outputs(outputs)
+    assert caught.value.field == field
+
+
+def test_a_score_of_no_entry_is_refused() -> None:
+    outputs = stage_pb2.StepOutputs()
+    outputs.scores.add(entry=0, score=1.0)
+    with pytest.raises(InvalidRequest):
+        step_outputs.scores_from_outputs(outputs)
 
 
 @pytest.mark.parametrize("value", [-1, 2**32])

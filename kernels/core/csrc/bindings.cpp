@@ -1,109 +1,128 @@
-// The only file here that knows Python: converts arguments, names errors.
+// The Python face: converts arguments and results, names errors.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "block_pool.h"
+#include "arguments.h"
+#include "batch.h"
 #include "errors.h"
-#include "kv_cache.h"
-#include "row.h"
-#include "step_writer.h"
 
 namespace py = pybind11;
 
 namespace triptych {
 namespace {
 
-int64_t AsInt64(PyObject* object) {
-  const long long value = PyLong_AsLongLong(object);
-  if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
-  return value;
+// A named tuple of triptych.kernels.core.values. Types outlive the interpreter's modules: they are
+// looked up once and kept.
+template <typename... Fields>
+py::object MakeValue(PyObject*& type, const char* name, Fields&&... fields) {
+  if (type == nullptr) {
+    type =
+        py::object(py::module_::import("triptych.kernels.core.values").attr(name)).release().ptr();
+  }
+  return py::handle(type)(std::forward<Fields>(fields)...);
 }
 
-int32_t AsInt32(PyObject* object) {
-  const int64_t value = AsInt64(object);
-  if (value < INT32_MIN || value > INT32_MAX) {
-    throw std::overflow_error(std::to_string(value) + " does not fit 32 bits");
-  }
-  return static_cast<int32_t>(value);
+// engine_core/batch.py SequenceRules: a tuple, its fields in order.
+SequenceRules ReadRules(const py::tuple& fields) {
+  if (fields.size() != 8) throw py::type_error("rules: expected the fields of SequenceRules");
+  SequenceRules rules;
+  rules.request_id = fields[0].cast<int64_t>();
+  rules.num_prompt = fields[1].cast<int64_t>();
+  rules.max_tokens = fields[2].cast<int64_t>();
+  rules.max_len = fields[3].cast<int64_t>();
+  rules.stop_token_ids = fields[4].cast<std::vector<int64_t>>();
+  std::sort(rules.stop_token_ids.begin(), rules.stop_token_ids.end());
+  rules.held = fields[5].cast<bool>();
+  rules.score_prompt = fields[6].cast<bool>();
+  rules.cached = fields[7].cast<bool>();
+  return rules;
 }
 
-// By hand, not through pybind11's list caster: these run for every row of every step.
-class FastSequence {
- public:
-  explicit FastSequence(py::handle object)
-      : items_(py::reinterpret_steal<py::object>(
-            PySequence_Fast(object.ptr(), "expected a sequence"))) {
-    if (!items_) throw py::error_already_set();
-  }
-  size_t size() const { return static_cast<size_t>(PySequence_Fast_GET_SIZE(items_.ptr())); }
-  PyObject* operator[](size_t i) const {
-    return PySequence_Fast_GET_ITEM(items_.ptr(), static_cast<Py_ssize_t>(i));
-  }
-
- private:
-  py::object items_;
-};
-
-template <typename T, T (*Convert)(PyObject*)>
-std::vector<T> ReadColumn(py::handle object) {
-  const FastSequence items(object);
-  std::vector<T> column(items.size());
-  for (size_t i = 0; i < column.size(); ++i) column[i] = Convert(items[i]);
-  return column;
+// engine_core/layout.py StepLayout
+SlotLayout ReadLayout(const py::object& layout) {
+  const py::object arrays = layout.attr("arrays");
+  const auto extent = [&](const char* name) { return layout.attr(name).cast<size_t>(); };
+  const auto offset = [&](const char* name) {
+    return arrays[name].cast<std::pair<size_t, py::object>>().first;
+  };
+  SlotLayout slot{};
+  slot.max_tokens = extent("max_tokens");
+  slot.max_rows = extent("max_rows");
+  slot.max_blocks_per_row = extent("max_blocks_per_row");
+  slot.max_logits = extent("max_logits");
+  slot.slot_bytes = extent("slot_bytes");
+  slot.token_ids = offset("token_ids");
+  slot.positions = offset("positions");
+  slot.slots = offset("slots");
+  slot.row_starts = offset("row_starts");
+  slot.kv_lengths = offset("kv_lengths");
+  slot.logits_tokens = offset("logits_tokens");
+  slot.copy_sources = offset("copy_sources");
+  slot.copy_targets = offset("copy_targets");
+  slot.block_tables = offset("block_tables");
+  return slot;
 }
 
-std::vector<Row> ReadRows(py::handle object) {
-  const FastSequence items(object);
-  std::vector<Row> rows(items.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    PyObject* item = items[i];
-    if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 4) {
-      throw py::type_error("rows: expected (sequence_id, start, num_tokens, samples)");
-    }
-    const int samples = PyObject_IsTrue(PyTuple_GET_ITEM(item, 3));
-    if (samples < 0) throw py::error_already_set();
-    rows[i] = {AsInt64(PyTuple_GET_ITEM(item, 0)), AsInt64(PyTuple_GET_ITEM(item, 1)),
-               AsInt64(PyTuple_GET_ITEM(item, 2)), samples != 0};
+py::tuple SampleColumns(Batch& batch) {
+  const std::vector<Sample>& samples = batch.Samples();
+  std::vector<int64_t> ids(samples.size());
+  std::vector<int32_t> logits_rows(samples.size());
+  for (size_t i = 0; i < samples.size(); ++i) {
+    ids[i] = samples[i].sequence->id;
+    logits_rows[i] = samples[i].logits_row;
+  }
+  return py::make_tuple(MakeArray('q', ids), MakeArray('i', logits_rows));
+}
+
+py::object OutcomeColumns(const Outcome& outcome) {
+  static PyObject* type = nullptr;
+  return MakeValue(type, "Outcome", MakeArray('q', outcome.request_ids),
+                   MakeArray('i', outcome.token_ids), MakeArray('B', outcome.finishes),
+                   outcome.finished, outcome.finished_tokens);
+}
+
+py::list ScoreList(const Batch& batch) {
+  static PyObject* type = nullptr;
+  py::list scores;
+  for (const Score& score : batch.Scores()) {
+    scores.append(MakeValue(type, "Score", score.sequence_id, score.logits_row, score.position,
+                            score.num_positions));
+  }
+  return scores;
+}
+
+py::list RowList(const Batch& batch) {
+  py::list rows;
+  for (const Row& row : batch.step().rows) {
+    rows.append(py::make_tuple(row.sequence->id, row.start, row.num_tokens, row.samples));
   }
   return rows;
 }
 
-// A writable, contiguous buffer, held while in scope.
-class WritableBytes {
- public:
-  explicit WritableBytes(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) != 0) {
-      throw py::error_already_set();
-    }
+py::list CopyList(const Batch& batch) {
+  py::list copies;
+  for (const auto& [target, source] : batch.tables().copies()) {
+    copies.append(py::make_tuple(source, target));
   }
-  ~WritableBytes() { PyBuffer_Release(&view_); }
-  WritableBytes(const WritableBytes&) = delete;
-  WritableBytes& operator=(const WritableBytes&) = delete;
-  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
-  size_t size() const { return static_cast<size_t>(view_.len); }
-
- private:
-  Py_buffer view_{};
-};
-
-SlotLayout ReadLayout(size_t max_tokens, size_t max_rows, size_t max_blocks_per_row,
-                      size_t slot_bytes, const py::dict& offsets) {
-  const auto at = [&offsets](const char* name) { return offsets[name].cast<size_t>(); };
-  return {max_tokens,       max_rows,          max_blocks_per_row, slot_bytes,
-          at("token_ids"),  at("positions"),   at("slots"),        at("row_starts"),
-          at("kv_lengths"), at("logits_rows"), at("block_tables")};
+  return copies;
 }
 
-void RegisterErrors(py::module_& m) {
-  py::register_exception<OutOfBlocks>(m, "OutOfBlocks");
+py::list SequenceIds(const Batch& batch) {
+  py::list ids;
+  for (const RunningSequence* sequence : batch.order()) ids.append(sequence->id);
+  return ids;
+}
+
+void RegisterErrors() {
   py::register_local_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);
@@ -115,78 +134,113 @@ void RegisterErrors(py::module_& m) {
   });
 }
 
-void BindPool(py::module_& m) {
-  py::class_<BlockPool, std::shared_ptr<BlockPool>>(m, "BlockPool")
-      .def(py::init<int32_t>(), py::arg("num_blocks"))
-      .def_property_readonly("num_blocks", &BlockPool::num_blocks)
-      .def_property_readonly("num_free", &BlockPool::num_free)
-      .def("allocate", &BlockPool::Allocate, py::arg("count"))
-      .def("retain", &BlockPool::Retain, py::arg("block"))
-      .def("release", &BlockPool::Release, py::arg("block"))
-      .def("references", &BlockPool::References, py::arg("block"))
-      .def("free_blocks", &BlockPool::FreeBlocks)
-      .def("check", &BlockPool::Check);
-}
+using BatchClass = py::class_<Batch>;
 
-void BindKvCache(py::module_& m) {
-  py::class_<KvCache, std::shared_ptr<KvCache>>(m, "KvCache")
-      .def(py::init<std::shared_ptr<BlockPool>, int32_t>(), py::arg("pool"), py::arg("block_size"))
-      .def_property_readonly("num_blocks", &KvCache::num_blocks)
-      .def_property_readonly("block_size", &KvCache::block_size)
-      .def_property_readonly("num_free_blocks", &KvCache::num_free_blocks)
-      .def("reserve", &KvCache::Reserve, py::arg("sequence_id"), py::arg("num_tokens"))
+void BindSequences(BatchClass& type) {
+  type.def(
+          "prefix_digests",
+          [](const Batch& self, const py::object& token_ids, const py::bytes& salt) {
+            const auto chain = self.PrefixDigests(ReadTokens(token_ids), ReadBytes(salt));
+            return py::bytes(reinterpret_cast<const char*>(chain.data()),
+                             chain.size() * kDigestBytes);
+          },
+          py::arg("token_ids"), py::arg("salt"))
       .def(
-          "reserve_rows",
-          [](KvCache& self, const py::object& rows) { return self.ReserveRows(ReadRows(rows)); },
-          py::arg("rows"))
-      .def("release", &KvCache::Release, py::arg("sequence_id"))
-      .def("table", &KvCache::Table, py::arg("sequence_id"))
-      .def("sequence_ids", &KvCache::SequenceIds)
-      .def("check", &KvCache::Check);
-}
-
-void BindStepWriter(py::module_& m) {
-  py::class_<StepWriter>(m, "StepWriter")
-      .def(py::init([](std::shared_ptr<KvCache> kv_cache, size_t max_tokens, size_t max_rows,
-                       size_t max_blocks_per_row, size_t slot_bytes, const py::dict& offsets) {
-             return StepWriter(
-                 std::move(kv_cache),
-                 ReadLayout(max_tokens, max_rows, max_blocks_per_row, slot_bytes, offsets));
-           }),
-           py::arg("kv_cache"), py::kw_only(), py::arg("max_tokens"), py::arg("max_rows"),
-           py::arg("max_blocks_per_row"), py::arg("slot_bytes"), py::arg("offsets"))
+          "match",
+          [](const Batch& self, const py::object& token_ids, const py::bytes& digests) {
+            static PyObject* type = nullptr;
+            const Match match = self.Match(ReadTokens(token_ids), ReadBytes(digests));
+            return MakeValue(type, "Match", match.computed, match.pending);
+          },
+          py::arg("token_ids"), py::arg("digests"))
       .def(
           "open",
-          [](StepWriter& self, int64_t sequence_id, const py::object& token_ids) {
-            self.Open(sequence_id, ReadColumn<int32_t, AsInt32>(token_ids));
+          [](Batch& self, int64_t sequence_id, const py::object& token_ids,
+             const py::bytes& digests, const py::tuple& rules, int64_t place,
+             int64_t spare_blocks) {
+            return self.Open(sequence_id, ReadTokens(token_ids), ReadBytes(digests),
+                             ReadRules(rules), place, spare_blocks);
           },
-          py::arg("sequence_id"), py::arg("token_ids"))
+          py::arg("sequence_id"), py::arg("token_ids"), py::arg("digests"), py::arg("rules"),
+          py::arg("place"), py::arg("spare_blocks"))
       .def(
-          "append",
-          [](StepWriter& self, const py::object& sequence_ids, const py::object& token_ids) {
-            self.Append(ReadColumn<int64_t, AsInt64>(sequence_ids),
-                        ReadColumn<int32_t, AsInt32>(token_ids));
-          },
-          py::arg("sequence_ids"), py::arg("token_ids"))
-      .def("close", &StepWriter::Close, py::arg("sequence_id"))
-      .def("token_ids", &StepWriter::TokenIds, py::arg("sequence_id"))
-      .def("sequence_ids", &StepWriter::SequenceIds)
+          "fork",
+          [](Batch& self, int64_t sequence_id, int64_t new_id, const py::tuple& rules,
+             int64_t place) { self.Fork(sequence_id, new_id, ReadRules(rules), place); },
+          py::arg("sequence_id"), py::arg("new_id"), py::arg("rules"), py::arg("place"))
+      .def("append", &Batch::Append, py::arg("sequence_id"), py::arg("token_id"))
+      .def("close", &Batch::Close, py::arg("sequence_id"))
+      .def("forget_cache", &Batch::ForgetCache);
+}
+
+void BindStep(BatchClass& type) {
+  type.def("plan", &Batch::Plan, py::arg("budget"), py::arg("most_per_sequence"),
+           py::arg("logits_budget"))
+      .def("schedule", &Batch::Schedule, py::arg("sequence_id"), py::arg("most"))
+      .def_property_readonly("num_tokens", [](const Batch& self) { return self.step().num_tokens; })
+      .def_property_readonly("num_rows", [](const Batch& self) { return self.step().rows.size(); })
+      .def_property_readonly("num_logits", [](const Batch& self) { return self.step().num_logits; })
+      .def("rows", &RowList)
+      .def("copies", &CopyList)
+      .def("samples", &SampleColumns)
+      .def("scores", &ScoreList)
       .def(
           "write",
-          [](StepWriter& self, const py::object& slot, uint64_t step_id, const py::object& rows) {
-            const WritableBytes bytes(slot);
-            self.Write(bytes.data(), bytes.size(), step_id, ReadRows(rows));
+          [](Batch& self, const py::object& slot, uint64_t step_id) {
+            const Bytes bytes(slot, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
+            self.Write(bytes.data(), bytes.size(), step_id);
           },
-          py::arg("slot"), py::arg("step_id"), py::arg("rows"));
+          py::arg("slot"), py::arg("step_id"))
+      .def(
+          "apply",
+          [](Batch& self, const py::object& token_ids) {
+            return OutcomeColumns(self.Apply(ReadTokens(token_ids)));
+          },
+          py::arg("token_ids"))
+      .def("abandon", &Batch::Abandon);
+}
+
+void BindFacts(BatchClass& type) {
+  type.def_property_readonly("num_blocks",
+                             [](const Batch& self) { return self.tables().pool().num_blocks(); })
+      .def_property_readonly("block_size",
+                             [](const Batch& self) { return self.tables().block_size(); })
+      .def_property_readonly("num_free_blocks",
+                             [](const Batch& self) { return self.tables().pool().num_free(); })
+      .def_property_readonly("num_cached_blocks",
+                             [](const Batch& self) { return self.tables().cache().size(); })
+      .def_property_readonly("num_unused_slots", &Batch::NumUnusedSlots)
+      .def_property_readonly("prefix_queries_total", &Batch::prefix_queries_total)
+      .def_property_readonly("prefix_hits_total", &Batch::prefix_hits_total)
+      .def("sequence_ids", &SequenceIds)
+      .def(
+          "token_ids", [](const Batch& self, int64_t id) { return self.Get(id).tokens; },
+          py::arg("sequence_id"))
+      .def(
+          "num_computed", [](const Batch& self, int64_t id) { return self.Get(id).num_computed; },
+          py::arg("sequence_id"))
+      .def(
+          "table", [](const Batch& self, int64_t id) { return self.Get(id).table.blocks; },
+          py::arg("sequence_id"))
+      .def("free_blocks", [](const Batch& self) { return self.tables().pool().FreeBlocks(); })
+      .def("check", &Batch::Check);
 }
 
 }  // namespace
 }  // namespace triptych
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "C++ twins of triptych.engine_core's hot paths.";
-  triptych::RegisterErrors(m);
-  triptych::BindPool(m);
-  triptych::BindKvCache(m);
-  triptych::BindStepWriter(m);
+  using triptych::Batch;
+  m.doc() = "C++ twin of triptych.engine_core.python_batch.";
+  triptych::RegisterErrors();
+  py::class_<Batch> type(m, "Batch");
+  type.def(py::init([](int32_t num_blocks, int32_t block_size, const py::object& layout,
+                       bool prefix_caching) {
+             return Batch(num_blocks, block_size, triptych::ReadLayout(layout), prefix_caching);
+           }),
+           py::arg("num_blocks"), py::arg("block_size"), py::arg("layout"),
+           py::arg("prefix_caching") = true);
+  triptych::BindSequences(type);
+  triptych::BindStep(type);
+  triptych::BindFacts(type);
 }

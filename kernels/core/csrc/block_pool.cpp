@@ -11,55 +11,55 @@ BlockPool::BlockPool(int32_t num_blocks) : num_blocks_(num_blocks), num_free_(nu
     throw std::invalid_argument("num_blocks: " + std::to_string(num_blocks) + " is below 1");
   }
   references_.assign(num_blocks, 0);
-  next_.resize(num_blocks + 1);
-  previous_.resize(num_blocks + 1);
+  next_.resize(static_cast<size_t>(num_blocks) + 1);
+  previous_.resize(static_cast<size_t>(num_blocks) + 1);
   for (int32_t i = 0; i <= num_blocks; ++i) {
     next_[i] = i == num_blocks ? 0 : i + 1;
     previous_[i] = i == 0 ? num_blocks : i - 1;
   }
 }
 
-std::vector<int32_t> BlockPool::Allocate(int32_t count) {
-  std::vector<int32_t> blocks;
-  AllocateInto(count, &blocks);
-  return blocks;
-}
-
-void BlockPool::AllocateInto(int32_t count, std::vector<int32_t>* blocks) {
-  if (count < 0) throw BrokenInvariant("count: " + std::to_string(count) + " is below 0");
-  if (count > num_free_) {
-    throw OutOfBlocks(std::to_string(count) + " blocks asked for, " + std::to_string(num_free_) +
-                      " of " + std::to_string(num_blocks_) + " free");
-  }
-  for (int32_t i = 0; i < count; ++i) {
-    const int32_t block = next_[num_blocks_];
-    const int32_t after = next_[block];
-    next_[num_blocks_] = after;
-    previous_[after] = num_blocks_;
-    references_[block] = 1;
-    blocks->push_back(block);
-  }
-  num_free_ -= count;
+int32_t BlockPool::Allocate() {
+  if (num_free_ == 0) throw BrokenInvariant("pool: no block is free");
+  const int32_t block = next_[num_blocks_];
+  Unlink(block);
+  references_[block] = 1;
+  --num_free_;
+  return block;
 }
 
 void BlockPool::Retain(int32_t block) {
-  RequireHeld(block);
+  if (references_[block] == 0) {
+    Unlink(block);
+    --num_free_;
+  }
   ++references_[block];
 }
 
-void BlockPool::Release(int32_t block) {
-  RequireHeld(block);
-  if (--references_[block] > 0) return;
-  const int32_t last = previous_[num_blocks_];
-  next_[last] = previous_[num_blocks_] = block;
-  previous_[block] = last;
-  next_[block] = num_blocks_;
+bool BlockPool::Release(int32_t block, bool to_front) {
+  if (references_[block] <= 0) {
+    throw BrokenInvariant("pool: block " + std::to_string(block) + " is not held");
+  }
+  if (--references_[block] > 0) return false;
+  if (to_front) {
+    Link(block, num_blocks_, next_[num_blocks_]);
+  } else {
+    Link(block, previous_[num_blocks_], num_blocks_);
+  }
   ++num_free_;
+  return true;
 }
 
-int32_t BlockPool::References(int32_t block) const {
-  if (block < 0 || block >= num_blocks_) throw std::out_of_range("no such block");
-  return references_[block];
+void BlockPool::Unlink(int32_t block) {
+  const int32_t before = previous_[block], after = next_[block];
+  next_[before] = after;
+  previous_[after] = before;
+}
+
+void BlockPool::Link(int32_t block, int32_t before, int32_t after) {
+  next_[before] = previous_[after] = block;
+  previous_[block] = before;
+  next_[block] = after;
 }
 
 std::vector<int32_t> BlockPool::FreeBlocks() const {
@@ -74,34 +74,21 @@ std::vector<int32_t> BlockPool::FreeBlocks() const {
 
 void BlockPool::Check() const {
   const std::vector<int32_t> free = FreeBlocks();
-  if (free.size() != static_cast<size_t>(num_free_)) {
-    throw BrokenInvariant("pool: num_free is not the length of the free list");
-  }
+  Require(free.size() == static_cast<size_t>(num_free_),
+          "pool: num_free is not the length of the free list");
   int32_t before = num_blocks_;
   for (const int32_t block : free) {
-    if (references_[block] != 0) throw BrokenInvariant("pool: a held block is in the free list");
-    if (previous_[block] != before) {
-      throw BrokenInvariant("pool: the free list differs when read backwards");
-    }
+    Require(references_[block] == 0, "pool: a held block is in the free list");
+    Require(previous_[block] == before, "pool: the free list differs when read backwards");
     before = block;
   }
-  if (previous_[num_blocks_] != before) {
-    throw BrokenInvariant("pool: the free list differs when read backwards");
-  }
+  Require(previous_[num_blocks_] == before, "pool: the free list differs when read backwards");
   int32_t unheld = 0;
   for (const int32_t references : references_) {
-    if (references < 0) throw BrokenInvariant("pool: a reference count is negative");
+    Require(references >= 0, "pool: a reference count is negative");
     unheld += references == 0;
   }
-  if (unheld != num_free_) {
-    throw BrokenInvariant("pool: the free list is not the set of unheld blocks");
-  }
-}
-
-void BlockPool::RequireHeld(int32_t block) const {
-  if (block < 0 || block >= num_blocks_ || references_[block] <= 0) {
-    throw BrokenInvariant("pool: block " + std::to_string(block) + " is not held");
-  }
+  Require(unheld == num_free_, "pool: the free list is not the set of unheld blocks");
 }
 
 }  // namespace triptych

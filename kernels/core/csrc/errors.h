@@ -1,14 +1,12 @@
-// What the twins throw; bindings.cpp gives each the Python type that its plain twin raises.
+// What the core throws beside the standard library's own; bindings.cpp gives each the Python type
+// that the plain twin raises.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
+#include <string>
 
 namespace triptych {
-
-// Fewer blocks are free than were asked for; nothing was taken.
-struct OutOfBlocks : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 // A caller broke the contract, or the structure is damaged (AssertionError).
 struct BrokenInvariant : std::logic_error {
@@ -19,5 +17,17 @@ struct BrokenInvariant : std::logic_error {
 struct UnknownSequence : std::out_of_range {
   using std::out_of_range::out_of_range;
 };
+
+// For numbers that Python gives: std::overflow_error (OverflowError) for what does not fit 32 bits.
+inline int32_t Narrow(int64_t value) {
+  if (value < INT32_MIN || value > INT32_MAX) {
+    throw std::overflow_error(std::to_string(value) + " does not fit 32 bits");
+  }
+  return static_cast<int32_t>(value);
+}
+
+inline void Require(bool holds, const char* invariant) {
+  if (!holds) throw BrokenInvariant(invariant);
+}
 
 }  // namespace triptych

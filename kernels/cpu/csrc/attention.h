@@ -1,6 +1,7 @@
-// Paged attention on the CPU: causal, grouped heads, sliding window. One definition of the numbers,
-// which every instruction set and every way to split the work follows bit for bit:
+// Paged attention on the CPU: causal, grouped heads, sliding window, soft cap. One definition of
+// the numbers, which every instruction set and every way to split the work follows bit for bit:
 //   score(query, token) = sum over d ascending of fma(q[d], k[d], sum), queries being scaled before
+//   score = cap * tanh(score / cap), where there is a cap
 //   softmax online over chunks of 64 positions within partitions of 512, partitions merged
 //   ascending output[d] = sum over tokens ascending of fma(p, v[d], sum), tokens out of sight never
 //   read
@@ -42,8 +43,9 @@ struct AttentionWork {
   size_t out_pitch;
   const int32_t* blocks;  // of the sequence
   int tokens, heads, kv_head, first_position;
-  int window;     // positions that a query sees, its own among them; INT32_MAX for all
-  int partition;  // the only one to compute, into `partials`; -1 for all, into `out`
+  int window;      // positions that a query sees, its own among them; INT32_MAX for all
+  float soft_cap;  // bound of the scores; 0 for none
+  int partition;   // the only one to compute, into `partials`; -1 for all, into `out`
   float* partials;
 };
 

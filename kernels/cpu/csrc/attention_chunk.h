@@ -49,8 +49,9 @@ void score_chunk(const Chunk<T>& chunk, const AttentionWork& work, int head_dim,
 
 // Scores of one row -> weights, and what has been summed so far -> in units of the new peak.
 // `Whole`: the row sees all of the chunk, which has no scales; the same numbers in fewer steps.
-template <bool Whole, typename T>
-inline void weigh(const Chunk<T>& chunk, int low, int high, int row, State& state) {
+// `Capped`: scores are bounded by `cap`.
+template <bool Whole, bool Capped, typename T>
+inline void weigh(const Chunk<T>& chunk, int low, int high, int row, float cap, State& state) {
   float* scores = state.scores + row * kChunk;
   const int begin = Whole ? 0 : low / kLanes;
   const int end = Whole ? kChunkVectors : (high + kLanes - 1) / kLanes;
@@ -63,6 +64,7 @@ inline void weigh(const Chunk<T>& chunk, int low, int high, int row, State& stat
   for (int v = begin; v < end; ++v) {
     score[v] = load(scores + v * kLanes);
     if (!Whole && chunk.scaled) score[v] = mul(score[v], load(chunk.key_scales[v]));
+    if (Capped) score[v] = soft_cap(score[v], set1(cap), set1(1.0f / cap));
     score[v] = seen(score[v], v, -__builtin_inff());
     best = max(best, score[v]);
   }
@@ -87,14 +89,16 @@ inline void weigh(const Chunk<T>& chunk, int low, int high, int row, State& stat
 }
 
 template <typename T>
-void weigh_row(const Chunk<T>& chunk, const Sight& seen, int row, State& state) {
+void weigh_row(const Chunk<T>& chunk, const Sight& seen, int row, float cap, State& state) {
   const int low = larger(seen.low - chunk.start, 0),
             high = smaller(seen.high - chunk.start, kChunk);
   if (high <= low) return;
-  if (low == 0 && high == kChunk && !chunk.scaled)
-    weigh<true>(chunk, low, high, row, state);
+  if (cap > 0.0f)
+    weigh<false, true>(chunk, low, high, row, cap, state);
+  else if (low == 0 && high == kChunk && !chunk.scaled)
+    weigh<true, false>(chunk, low, high, row, cap, state);
   else
-    weigh<false>(chunk, low, high, row, state);
+    weigh<false, false>(chunk, low, high, row, cap, state);
 }
 
 template <typename T, int Rows>
@@ -132,7 +136,7 @@ template <typename T>
 void attend_chunk(const Chunk<T>& chunk, const AttentionWork& work, int head_dim, State& state) {
   score_chunk(chunk, work, head_dim, state);
   for (int row = 0; row < work.tokens * work.heads; ++row)
-    weigh_row(chunk, sight(work, row), row, state);
+    weigh_row(chunk, sight(work, row), row, work.soft_cap, state);
   add_chunk(chunk, work, state);
 }
 

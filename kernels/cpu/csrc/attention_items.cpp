@@ -91,6 +91,7 @@ AttentionWork work_of(const StepView& step, const AttentionPlaces& places,
   work.kv_head = item.kv_head;
   work.first_position = item.first_position;
   work.window = places.window;
+  work.soft_cap = places.soft_cap;
   work.partition = item.partition;
   work.partials = places.partials + static_cast<size_t>(item.partial * places.heads_per_key) *
                                         partial_floats(places.head_dim);

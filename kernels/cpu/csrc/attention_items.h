@@ -11,10 +11,12 @@ namespace triptych {
 // What a step computes. Arrays as engine_core's step layout has them: `tokens` of them, `rows`
 // rows.
 struct StepView {
-  const int32_t *token_ids, *positions, *slots;          // [tokens]
-  const int32_t *row_starts, *kv_lengths, *logits_rows;  // [rows + 1], [rows], [rows]
-  const int32_t* block_tables;                           // [rows][table_width]
-  int tokens, rows, table_width;
+  const int32_t *token_ids, *positions, *slots;  // [tokens]
+  const int32_t *row_starts, *kv_lengths;        // [rows + 1], [rows]
+  const int32_t* block_tables;                   // [rows][table_width]
+  const int32_t* logits_tokens;                  // [logits]
+  const int32_t *copy_sources, *copy_targets;    // [copies]
+  int tokens, rows, table_width, logits, copies;
 };
 
 struct AttentionItem {
@@ -37,6 +39,7 @@ struct AttentionPlaces {
   size_t out_pitch;
   float* partials;  // AttentionItems::most_partials() of heads_per_key * partial_floats()
   int heads_per_key, head_dim, window;
+  float soft_cap;
 };
 
 AttentionWork work_of(const StepView& step, const AttentionPlaces& places,

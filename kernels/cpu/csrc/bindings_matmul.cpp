@@ -22,17 +22,17 @@ namespace py = pybind11;
 namespace triptych {
 namespace {
 
-// (GGML type, rows, columns, packed bytes).
+// (type as weight_type_of has it, rows, columns, packed bytes).
 using BoundMatrix = std::tuple<int, int, int, py::array>;
 
 PackedMatrix matrix_of(const BoundMatrix& bound) {
-  const auto& [type, rows, columns, bytes] = bound;
-  const WeightFormat format = format_of_ggml_type(type);
-  const auto* data = column<uint8_t>(bytes, "matrix",
-                                     static_cast<py::ssize_t>(packed_bytes(format, rows, columns)));
+  const auto& [number, rows, columns, bytes] = bound;
+  const WeightType type = weight_type_of(number);
+  const auto* data =
+      column<uint8_t>(bytes, "matrix", static_cast<py::ssize_t>(packed_bytes(type, rows, columns)));
   if (reinterpret_cast<uintptr_t>(data) % kPackedAlignment != 0)
     throw py::value_error("matrix is not aligned to " + std::to_string(kPackedAlignment));
-  return packed_view(format, rows, columns, data);
+  return packed_view(type, rows, columns, data);
 }
 
 py::array_t<float> unpack_matrix(const BoundMatrix& bound) {
@@ -55,15 +55,16 @@ class Activations {
                             std::to_string(kActivationLimit16));
     const size_t bytes = takes_codes(matrix.format) ? quantized_bytes(rows_, matrix.columns) : 1;
     memory_ = Buffer(bytes);
-    view_ = place_quantized_rows(memory_.data(), matrix.columns);
+    view_ = place_quantized_rows(memory_.data(), matrix.columns, limit);
     view_.floats = floats_;
     view_.float_pitch = static_cast<size_t>(matrix.columns);
     if (takes_codes(matrix.format))
-      active_kernels().matmul->quantize_rows(floats_, view_.float_pitch, rows_, limit, 0, view_);
+      kernels().quantize_rows(floats_, view_.float_pitch, rows_, 0, view_);
   }
 
   int rows() const { return rows_; }
   const QuantizedRows& view_of_rows() const { return view_; }
+  const MatmulKernels& kernels() const { return matmul_kernels(active_kernels(), view_.limit); }
 
  private:
   const float* floats_;
@@ -76,10 +77,9 @@ void multiply(const PackedMatrix& matrix, const Activations& x, int rows_at_once
               int threads, float* out, bool add) {
   const int panels = panels_of(matrix.rows);
   for (int row = 0; row < x.rows(); row += rows_at_once)
-    active_kernels().matmul->matmul(matrix, x.view_of_rows(), row,
-                                    std::min(x.rows(), row + rows_at_once),
-                                    panels * thread / threads, panels * (thread + 1) / threads, out,
-                                    static_cast<size_t>(matrix.rows), add);
+    x.kernels().matmul(matrix, x.view_of_rows(), row, std::min(x.rows(), row + rows_at_once),
+                       panels * thread / threads, panels * (thread + 1) / threads, out,
+                       static_cast<size_t>(matrix.rows), add);
 }
 
 // x [m, columns] times the matrix [rows, columns] transposed -> [m, rows], in calls of rows_at_once
@@ -105,10 +105,19 @@ py::array_t<float> matmul(const BoundMatrix& bound, const py::array& x, int acti
   return out;
 }
 
+// Codes in the order of columns, whichever their size.
+QuantizedBlock block_of(const QuantizedRows& rows, py::ssize_t index) {
+  if (rows.limit > kActivationLimit8) return rows.blocks[index];
+  const ByteBlock& block = rows.bytes[index];
+  QuantizedBlock out{block.scale, block.sum, -block.minus_sums[0], {}};
+  for (int i = 0; i < kBlockColumns; ++i) out.codes[byte_column(i)] = block.codes[i];
+  return out;
+}
+
 // (codes int16 [rows, columns], scales float32, sums float32, code sums int32 [rows, columns / 32])
 py::tuple quantize_rows(const py::array& x, int activation_limit) {
   const PackedMatrix any =
-      packed_view(WeightFormat::kQ8_0, 1, static_cast<int>(x.shape(1)), nullptr);
+      packed_view({WeightFormat::kQ8_0}, 1, static_cast<int>(x.shape(1)), nullptr);
   const Activations activations(any, x, activation_limit);
   const py::ssize_t blocks = x.shape(1) / kBlockColumns;
   const std::vector<py::ssize_t> shape{x.shape(0), blocks};
@@ -116,7 +125,7 @@ py::tuple quantize_rows(const py::array& x, int activation_limit) {
   py::array_t<float> scales(shape), sums(shape);
   py::array_t<int32_t> code_sums(shape);
   for (py::ssize_t i = 0; i < x.shape(0) * blocks; ++i) {
-    const QuantizedBlock& block = activations.view_of_rows().blocks[i];
+    const QuantizedBlock block = block_of(activations.view_of_rows(), i);
     std::memcpy(codes.mutable_data() + i * kBlockColumns, block.codes, sizeof block.codes);
     scales.mutable_data()[i] = block.scale;
     sums.mutable_data()[i] = block.sum;
@@ -132,12 +141,13 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 // Seconds of each of `rounds` rounds: x times the next `per_round` matrices (of one shape) in turn,
 // the panels shared by a thread on each of `cores`.
 std::vector<double> time_matmul(const std::vector<BoundMatrix>& bound, const py::array& x,
-                                const std::vector<int>& cores, int rounds, int per_round) {
+                                const std::vector<int>& cores, int rounds, int per_round,
+                                int activation_limit) {
   if (bound.empty() || cores.empty()) throw py::value_error("matrices or cores are empty");
   if (per_round < 1) throw py::value_error("per_round starts at 1");
   std::vector<PackedMatrix> matrices;
   for (const BoundMatrix& each : bound) matrices.push_back(matrix_of(each));
-  const Activations activations(matrices[0], x, kActivationLimit16);
+  const Activations activations(matrices[0], x, activation_limit);
   for (const PackedMatrix& each : matrices)
     if (each.columns != matrices[0].columns || each.rows != matrices[0].rows)
       throw py::value_error("matrices differ in shape");
@@ -182,10 +192,12 @@ double best_rate(const std::vector<int>& cores, int rounds, Work work) {
   return best;
 }
 
-double multiply_add_limit(const std::vector<int>& cores, int rounds) {
+double multiply_add_limit(const std::vector<int>& cores, int rounds, int activation_limit) {
   const LimitKernels& limits = *active_kernels().limits;
-  return best_rate(cores, rounds, [&limits](int, int) {
-    return static_cast<double>(limits.multiply_adds(uint64_t{1} << 19));
+  const bool bytes = activation_limit <= kActivationLimit8;
+  return best_rate(cores, rounds, [&limits, bytes](int, int) {
+    return static_cast<double>(bytes ? limits.multiply_add_bytes(uint64_t{1} << 16)
+                                     : limits.multiply_adds(uint64_t{1} << 19));
   });
 }
 
@@ -215,8 +227,9 @@ void bind_matmul(py::module_& m) {
         py::arg("activation_limit") = kActivationLimit16, py::arg("rows_at_once") = INT_MAX / 2,
         py::arg("parts") = 1, py::arg("initial") = py::none());
   m.def("time_matmul", &time_matmul, py::arg("matrices"), py::arg("x"), py::arg("cores"),
-        py::arg("rounds"), py::arg("per_round"));
-  m.def("multiply_add_limit", &multiply_add_limit, py::arg("cores"), py::arg("rounds"));
+        py::arg("rounds"), py::arg("per_round"), py::arg("activation_limit") = kActivationLimit16);
+  m.def("multiply_add_limit", &multiply_add_limit, py::arg("cores"), py::arg("rounds"),
+        py::arg("activation_limit") = kActivationLimit16);
   m.def("read_limit", &read_limit, py::arg("bytes"), py::arg("cores"), py::arg("rounds"),
         py::arg("per_round"));
 }

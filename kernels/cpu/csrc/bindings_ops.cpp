@@ -57,6 +57,13 @@ py::array_t<float> rotate(const py::array& x, const py::array& cosines, const py
   return out;
 }
 
+py::array_t<float> soft_cap(const py::array& x, float cap) {
+  if (!(cap > 0.0f)) throw py::value_error("cap must be positive");
+  py::array_t<float> out = copy_of(x, "x", 1);
+  active_kernels().elementwise->soft_cap(out.mutable_data(), cap, extent(x, 0));
+  return out;
+}
+
 // One layer of keys and values with the attention over it.
 class BoundKvCache {
  public:
@@ -81,10 +88,11 @@ class BoundKvCache {
     }
   }
 
-  // q [tokens, heads, head_dim], scaled -> the same shape. Split as for `threads` threads.
+  // q [tokens, heads, head_dim], scaled -> the same shape. Split as for `threads` threads. Scores
+  // are bounded by `soft_cap` where it is not 0.
   py::array_t<float> attend(const py::array& q, const py::array& block_tables,
                             const py::array& row_starts, const py::array& kv_lengths,
-                            std::optional<int> window, int threads) const {
+                            std::optional<int> window, int threads, float soft_cap) const {
     StepView step{};
     step.tokens = static_cast<int>(q.shape(0));
     step.rows = static_cast<int>(kv_lengths.shape(0));
@@ -103,8 +111,8 @@ class BoundKvCache {
     const Buffer scratch(attention_scratch(shape_.head_dim, heads) * sizeof(float));
     const size_t pitch = extent(q, 1) * extent(q, 2);
     const AttentionPlaces places{
-        queries,           pitch, out.mutable_data(), pitch,
-        partials.floats(), heads, shape_.head_dim,    window.value_or(INT_MAX)};
+        queries, pitch,           out.mutable_data(),       pitch,   partials.floats(),
+        heads,   shape_.head_dim, window.value_or(INT_MAX), soft_cap};
     const AttentionKernels& kernels = *active_kernels().attention;
     for (const AttentionItem& item : items.items())
       kernels.attend(cache_.layer(0), work_of(step, places, item), nullptr, scratch.floats());
@@ -133,13 +141,15 @@ class BoundKvCache {
 void bind_ops(py::module_& m) {
   m.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("epsilon"));
   m.def("gate", &gate, py::arg("activation"), py::arg("gate"), py::arg("up"));
+  m.def("soft_cap", &soft_cap, py::arg("x"), py::arg("cap"));
   m.def("rotate", &rotate, py::arg("x"), py::arg("cosines"), py::arg("sines"), py::arg("scale"));
   py::class_<BoundKvCache>(m, "KvCache")
       .def(py::init<int, int, int, int, const std::string&>(), py::arg("num_blocks"),
            py::arg("block_size"), py::arg("kv_heads"), py::arg("head_dim"), py::arg("dtype"))
       .def("store", &BoundKvCache::store, py::arg("slots"), py::arg("keys"), py::arg("values"))
       .def("attend", &BoundKvCache::attend, py::arg("q"), py::arg("block_tables"),
-           py::arg("row_starts"), py::arg("kv_lengths"), py::arg("window"), py::arg("threads"))
+           py::arg("row_starts"), py::arg("kv_lengths"), py::arg("window"), py::arg("threads"),
+           py::arg("soft_cap") = 0.0f)
       .def_property_readonly("num_bytes", &BoundKvCache::num_bytes);
 }
 

@@ -12,6 +12,8 @@
 
 #include "array_view.h"
 #include "checksum.h"
+#include "packed_groups.h"
+#include "panel_shares.h"
 #include "plan.h"
 
 namespace py = pybind11;
@@ -24,20 +26,29 @@ class Weights {
  public:
   explicit Weights(const py::dict& items) : items_(items) {}
 
-  // A matrix is (GGML type, rows, columns, packed bytes).
+  // A matrix is (type as weight_type_of has it, rows, columns, packed bytes).
   PackedMatrix matrix(const std::string& name) const {
-    const auto [type, rows, columns, bytes] =
+    const auto [number, rows, columns, bytes] =
         item(name).cast<std::tuple<int, int, int, py::array>>();
-    const WeightFormat format = format_of_ggml_type(type);
-    const auto* data = column<uint8_t>(
-        bytes, name.c_str(), static_cast<py::ssize_t>(packed_bytes(format, rows, columns)));
+    const WeightType type = weight_type_of(number);
+    const auto* data = column<uint8_t>(bytes, name.c_str(),
+                                       static_cast<py::ssize_t>(packed_bytes(type, rows, columns)));
     if (reinterpret_cast<uintptr_t>(data) % kPackedAlignment != 0)
       throw py::value_error(name + " is not aligned to " + std::to_string(kPackedAlignment));
-    return packed_view(format, rows, columns, data);
+    return packed_view(type, rows, columns, data);
   }
 
   const float* vector(const std::string& name, int size) const {
     return column<float>(item(name).cast<py::array>(), name.c_str(), size);
+  }
+
+  // Which of `size` inputs a column is for.
+  const int32_t* order_if_any(const std::string& name, int size) const {
+    if (!items_.contains(name.c_str())) return nullptr;
+    const auto* order = column<int32_t>(item(name).cast<py::array>(), name.c_str(), size);
+    for (int i = 0; i < size; ++i)
+      if (order[i] < 0 || order[i] >= size) throw py::value_error(name + " is out of range");
+    return order;
   }
 
   const float* vector_if_any(const std::string& name, int size) const {
@@ -72,6 +83,9 @@ PlanWeights read_weights(const Weights& from, const PlanShape& shape) {
     layer.gate = from.matrix(prefix + "gate");
     layer.up = from.matrix(prefix + "up");
     layer.down = from.matrix(prefix + "down");
+    layer.qkv_order = from.order_if_any(prefix + "qkv_order", shape.hidden);
+    layer.output_order = from.order_if_any(prefix + "output_order", queries);
+    layer.mlp_order = from.order_if_any(prefix + "mlp_order", shape.hidden);
     out.layers.push_back(layer);
   }
   return out;
@@ -92,8 +106,14 @@ PlanShape read_shape(const py::dict& fields) {
   shape.max_length = field<int>(fields, "max_model_len");
   shape.window = field<std::optional<int>>(fields, "sliding_window").value_or(INT_MAX);
   shape.epsilon = field<float>(fields, "norm_epsilon");
+  shape.attention_soft_cap =
+      field<std::optional<float>>(fields, "attention_soft_cap").value_or(0.0f);
+  shape.logits_soft_cap = field<std::optional<float>>(fields, "logits_soft_cap").value_or(0.0f);
   shape.activation = activation_of(field<std::string>(fields, "activation"));
-  shape.activation_limit = field<int>(fields, "activation_limit");
+  const auto limits = field<py::dict>(fields, "activation_limits");
+  shape.limits = {field<int>(limits, "qkv"), field<int>(limits, "output"),
+                  field<int>(limits, "gate_up"), field<int>(limits, "down"),
+                  field<int>(limits, "head")};
   shape.frequencies = field<std::vector<float>>(fields, "frequencies");
   shape.kv = {field<int>(fields, "num_layers"), field<int>(fields, "num_blocks"),
               field<int>(fields, "block_size"), field<int>(fields, "num_kv_heads"),
@@ -118,8 +138,9 @@ class BoundPlan {
   std::vector<uint64_t> cycles() const { return plan_->cycles(); }
 
   void step(const py::array& token_ids, const py::array& positions, const py::array& slots,
-            const py::array& row_starts, const py::array& kv_lengths, const py::array& logits_rows,
-            const py::array& block_tables, py::array& logits) {
+            const py::array& row_starts, const py::array& kv_lengths, const py::array& block_tables,
+            const py::array& logits_tokens, const py::array& copy_sources,
+            const py::array& copy_targets, py::array& logits) {
     const py::ssize_t tokens = token_ids.size(), rows = kv_lengths.size();
     if (tokens < 1 || rows < 1 || tokens > INT_MAX) throw py::value_error("a step has tokens");
     StepView view{};
@@ -128,12 +149,16 @@ class BoundPlan {
     view.slots = column<int32_t>(slots, "slots", tokens);
     view.row_starts = column<int32_t>(row_starts, "row_starts", rows + 1);
     view.kv_lengths = column<int32_t>(kv_lengths, "kv_lengths", rows);
-    view.logits_rows = column<int32_t>(logits_rows, "logits_rows", rows);
+    view.logits_tokens = column<int32_t>(logits_tokens, "logits_tokens", logits_tokens.size());
+    view.copy_sources = column<int32_t>(copy_sources, "copy_sources", copy_sources.size());
+    view.copy_targets = column<int32_t>(copy_targets, "copy_targets", copy_sources.size());
     view.block_tables = triptych::view<int32_t>(block_tables, "block_tables", 2);
     if (block_tables.shape(0) != rows) throw py::value_error("block_tables has other rows");
     view.table_width = static_cast<int>(block_tables.shape(1));
     view.tokens = static_cast<int>(tokens);
     view.rows = static_cast<int>(rows);
+    view.logits = static_cast<int>(logits_tokens.size());
+    view.copies = static_cast<int>(copy_sources.size());
     float* out = writable_view<float>(logits, "logits", 2);
     const auto pitch = static_cast<size_t>(logits.shape(1));
     if (pitch < static_cast<size_t>(plan_->vocabulary_size()))
@@ -148,17 +173,55 @@ class BoundPlan {
   std::unique_ptr<Plan> plan_;
 };
 
+uint8_t* packed_destination(py::array& bytes, WeightType type, int rows, int columns) {
+  uint8_t* to = writable_view<uint8_t>(bytes, "destination", 1);
+  if (bytes.shape(0) != static_cast<py::ssize_t>(packed_bytes(type, rows, columns)))
+    throw py::value_error("destination has not the bytes of the packed matrix");
+  return to;
+}
+
 // Packs a row-major matrix of GGML blocks into memory of packed_bytes() bytes.
 void pack_into(int ggml_type, int rows, int columns, const py::array& source,
                py::array& destination) {
-  const WeightFormat format = format_of_ggml_type(ggml_type);
+  const WeightType type = weight_type_of(ggml_type);
+  if (type.group_blocks > 0) throw py::value_error("groups are packed by pack_groups_into");
   const auto* from = column<uint8_t>(source, "source",
-                                     static_cast<py::ssize_t>(source_bytes(format, rows, columns)));
-  uint8_t* to = writable_view<uint8_t>(destination, "destination", 1);
-  if (destination.shape(0) != static_cast<py::ssize_t>(packed_bytes(format, rows, columns)))
-    throw py::value_error("destination has not the bytes of the packed matrix");
+                                     static_cast<py::ssize_t>(source_bytes(type, rows, columns)));
+  uint8_t* to = packed_destination(destination, type, rows, columns);
   py::gil_scoped_release nogil;
-  pack(format, from, rows, columns, to);
+  pack(type, from, rows, columns, to);
+}
+
+// Packs groups of codes: codes uint8 [rows, columns]; scales and zeros, the bits of float16, uint16
+// [rows, groups].
+void pack_groups_into(int number, const py::array& codes, const py::array& scales,
+                      const py::array& zeros, py::array& destination) {
+  const WeightType type = weight_type_of(number);
+  if (type.group_blocks == 0) throw py::value_error("not a type of groups");
+  const auto* from = view<uint8_t>(codes, "codes", 2);
+  const auto rows = static_cast<int>(codes.shape(0)), columns = static_cast<int>(codes.shape(1));
+  uint8_t* to = packed_destination(destination, type, rows, columns);
+  const GroupSource source{from, view<uint16_t>(scales, "scales", 2),
+                           view<uint16_t>(zeros, "zeros", 2)};
+  for (const py::array* each : {&scales, &zeros})
+    if (each->shape(0) != rows || each->shape(1) != columns / (type.group_blocks * kBlockColumns))
+      throw py::value_error("scales and zeros must have a column for each group");
+  py::gil_scoped_release nogil;
+  pack_groups(packed_view(type, rows, columns, to), source, to);
+}
+
+// [threads][matrices] of (first panel, last panel + 1).
+std::vector<std::vector<std::pair<int, int>>> panel_shares_of(const std::vector<int>& rows,
+                                                              int threads, bool gate) {
+  if (threads < 1) throw py::value_error("threads must be at least 1");
+  std::vector<int> panels;
+  for (const int each : rows) panels.push_back(panels_of(each));
+  std::vector<std::vector<std::pair<int, int>>> out;
+  for (const std::vector<Span>& spans : panel_shares(panels, threads, gate ? kGatePanels : 1)) {
+    out.emplace_back();
+    for (const Span& span : spans) out.back().emplace_back(span.begin, span.end);
+  }
+  return out;
 }
 
 uint64_t checksum_of(const py::array& bytes) {
@@ -190,19 +253,23 @@ void bind_plan(py::module_& m) {
       .def("reserve", &BoundPlan::reserve, py::arg("tokens"))
       .def("pin_caller", &BoundPlan::pin_caller)
       .def("step", &BoundPlan::step, py::arg("token_ids"), py::arg("positions"), py::arg("slots"),
-           py::arg("row_starts"), py::arg("kv_lengths"), py::arg("logits_rows"),
-           py::arg("block_tables"), py::arg("logits"))
+           py::arg("row_starts"), py::arg("kv_lengths"), py::arg("block_tables"),
+           py::arg("logits_tokens"), py::arg("copy_sources"), py::arg("copy_targets"),
+           py::arg("logits"))
       .def_property_readonly("kv_bytes", &BoundPlan::kv_bytes)
       .def_property_readonly("cycles", &BoundPlan::cycles);
   m.attr("PACKED_LAYOUT_VERSION") = kPackedLayoutVersion;
   m.def(
       "packed_bytes",
       [](int ggml_type, int rows, int columns) {
-        return packed_bytes(format_of_ggml_type(ggml_type), rows, columns);
+        return packed_bytes(weight_type_of(ggml_type), rows, columns);
       },
       py::arg("ggml_type"), py::arg("rows"), py::arg("columns"));
   m.def("pack_into", &pack_into, py::arg("ggml_type"), py::arg("rows"), py::arg("columns"),
         py::arg("source"), py::arg("destination"));
+  m.def("pack_groups_into", &pack_groups_into, py::arg("type"), py::arg("codes"), py::arg("scales"),
+        py::arg("zeros"), py::arg("destination"));
+  m.def("panel_shares", &panel_shares_of, py::arg("rows"), py::arg("threads"), py::arg("gate"));
   m.def("checksum", &checksum_of, py::arg("bytes"));
   m.def(
       "kv_block_bytes",

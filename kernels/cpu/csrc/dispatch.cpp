@@ -22,15 +22,15 @@ bool runs_avx512vnni() { return runs_avx512() && __builtin_cpu_supports("avx512v
 
 const Kernels kTable[] = {
 #if defined(__x86_64__)
-    {"avx512vnni", runs_avx512vnni, &kSamplerAvx512, &kMatmulAvx512Vnni, &kElementwiseAvx512,
-     &kAttentionAvx512, &kLimitsAvx512Vnni},
-    {"avx512", runs_avx512, &kSamplerAvx512, &kMatmulAvx512, &kElementwiseAvx512, &kAttentionAvx512,
-     &kLimitsAvx512},
-    {"avx2", runs_avx2, &kSamplerAvx2, &kMatmulAvx2, &kElementwiseAvx2, &kAttentionAvx2,
-     &kLimitsAvx2},
+    {"avx512vnni", runs_avx512vnni, &kSamplerAvx512, &kMatmulAvx512Vnni, &kMatmulInt8Avx512Vnni,
+     &kElementwiseAvx512, &kAttentionAvx512, &kLimitsAvx512Vnni},
+    {"avx512", runs_avx512, &kSamplerAvx512, &kMatmulAvx512, &kMatmulInt8Avx512,
+     &kElementwiseAvx512, &kAttentionAvx512, &kLimitsAvx512},
+    {"avx2", runs_avx2, &kSamplerAvx2, &kMatmulAvx2, &kMatmulInt8Avx2, &kElementwiseAvx2,
+     &kAttentionAvx2, &kLimitsAvx2},
 #endif
-    {"scalar", [] { return true; }, &kSamplerScalar, &kMatmulScalar, &kElementwiseScalar,
-     &kAttentionScalar, &kLimitsScalar},
+    {"scalar", [] { return true; }, &kSamplerScalar, &kMatmulScalar, &kMatmulInt8Scalar,
+     &kElementwiseScalar, &kAttentionScalar, &kLimitsScalar},
 };
 
 const Kernels& best() {
@@ -51,6 +51,10 @@ std::vector<std::string> supported_isas() {
   for (const Kernels& kernels : kTable)
     if (kernels.runs_here()) names.emplace_back(kernels.name);
   return names;
+}
+
+const MatmulKernels& matmul_kernels(const Kernels& kernels, int limit) {
+  return limit <= kActivationLimit8 ? *kernels.matmul_int8 : *kernels.matmul;
 }
 
 void select_isa(const std::string& name) {

@@ -16,6 +16,7 @@ struct Kernels {
   bool (*runs_here)();
   const SamplerKernels* sampler;
   const MatmulKernels* matmul;
+  const MatmulKernels* matmul_int8;
   const ElementwiseKernels* elementwise;
   const AttentionKernels* attention;
   const LimitKernels* limits;
@@ -23,6 +24,9 @@ struct Kernels {
 
 // Best first. "scalar" always runs.
 std::vector<std::string> supported_isas();
+
+// Those of `kernels` for activations of which `limit` is the largest code.
+const MatmulKernels& matmul_kernels(const Kernels& kernels, int limit);
 
 // For the whole process. Throws std::invalid_argument when this machine cannot run `name`.
 void select_isa(const std::string& name);

@@ -21,6 +21,9 @@ struct ElementwiseKernels {
   // sin[i], then multiplies by `scale`. [2 * half]
   void (*rotate)(float* head, const float* cos, const float* sin, size_t half, float scale);
 
+  // x = cap * tanh(x / cap), [size].
+  void (*soft_cap)(float* x, float cap, size_t size);
+
   // x += y, [size].
   void (*add)(float* x, const float* y, size_t size);
 };

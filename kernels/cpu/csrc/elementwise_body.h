@@ -73,13 +73,20 @@ void rotate(float* head, const float* cos, const float* sin, size_t half, float 
   });
 }
 
+void cap_softly(float* x, float cap, size_t size) {
+  const Lanes bound = set1(cap), inverse = set1(1.0f / cap);
+  for_lanes(size, [&](size_t at, int count) {
+    put(x + at, soft_cap(take(x + at, count), bound, inverse), count);
+  });
+}
+
 void add_to(float* x, const float* y, size_t size) {
   for_lanes(size, [&](size_t at, int count) {
     put(x + at, add(take(x + at, count), take(y + at, count)), count);
   });
 }
 
-constexpr ElementwiseKernels kElementwise = {rms_norm, gate, rotate, add_to};
+constexpr ElementwiseKernels kElementwise = {rms_norm, gate, rotate, cap_softly, add_to};
 
 }  // namespace
 }  // namespace triptych

@@ -90,6 +90,9 @@ GgmlBlock ggml_block(WeightFormat format) {
       return {256, 176};
     case WeightFormat::kQ6_K:
       break;
+    case WeightFormat::kInt4:
+    case WeightFormat::kInt8:
+      return {32, 32};  // a byte a code, and the rest elsewhere
   }
   return {256, 210};
 }

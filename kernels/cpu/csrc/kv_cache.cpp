@@ -1,5 +1,6 @@
 #include "kv_cache.h"
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -62,6 +63,12 @@ KvLayer KvCache::layer(int index) const {
   layer.head_dim = shape_.head_dim;
   layer.block_size = shape_.block_size;
   return layer;
+}
+
+void KvCache::copy(int source, int target) {
+  const size_t size = block_bytes(shape_);
+  std::memcpy(pages_.data() + static_cast<size_t>(target) * size,
+              pages_.data() + static_cast<size_t>(source) * size, size);
 }
 
 }  // namespace triptych

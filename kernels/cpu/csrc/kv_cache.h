@@ -16,6 +16,9 @@ class KvCache {
   explicit KvCache(const KvShape& shape);
 
   KvLayer layer(int index) const;
+  // All layers of block `source` to block `target`.
+  void copy(int source, int target);
+
   size_t num_bytes() const { return pages_.size(); }
 
   // Bytes of one block in all layers.

@@ -7,12 +7,19 @@
 namespace triptych {
 
 struct LimitKernels {
-  // Multiplies and adds 16-bit integers in registers alone, `rounds` times; how many multiply-adds.
+  // Multiplies and adds integers in registers alone, `rounds` times; how many multiply-adds. Of 16
+  // bits, and of bytes as 4-bit weights with activations in bytes need them.
   uint64_t (*multiply_adds)(uint64_t rounds);
+  uint64_t (*multiply_add_bytes)(uint64_t rounds);
 
   // Reads all bytes (a multiple of 256) and makes something of them that depends on each.
   int32_t (*read)(const uint8_t* bytes, size_t size);
 };
+
+// Of LimitKernels, from the files of the kernels that they limit.
+uint64_t multiply_add_bytes_avx2(uint64_t rounds);
+uint64_t multiply_add_bytes_avx512(uint64_t rounds);
+uint64_t multiply_add_bytes_avx512vnni(uint64_t rounds);
 
 extern const LimitKernels kLimitsScalar;
 extern const LimitKernels kLimitsAvx2;

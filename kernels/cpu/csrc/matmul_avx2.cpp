@@ -9,6 +9,6 @@
 namespace triptych {
 
 const MatmulKernels kMatmulAvx2 = {quantize_rows_lanes, matmul_lanes};
-const LimitKernels kLimitsAvx2 = {multiply_adds_lanes, read_lanes};
+const LimitKernels kLimitsAvx2 = {multiply_adds_lanes, multiply_add_bytes_avx2, read_lanes};
 
 }  // namespace triptych

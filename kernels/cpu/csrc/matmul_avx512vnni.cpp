@@ -22,6 +22,7 @@ inline __attribute__((always_inline)) __m512i multiply_add(__m512i sums, __m512i
 namespace triptych {
 
 const MatmulKernels kMatmulAvx512Vnni = {quantize_rows_lanes, matmul_lanes};
-const LimitKernels kLimitsAvx512Vnni = {multiply_adds_lanes, read_lanes};
+const LimitKernels kLimitsAvx512Vnni = {multiply_adds_lanes, multiply_add_bytes_avx512vnni,
+                                        read_lanes};
 
 }  // namespace triptych

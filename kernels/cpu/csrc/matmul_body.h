@@ -48,7 +48,8 @@ void wide_panels(const Product& product, Unpacked& unpacked, int row, int count,
   const int blocks = product.weights.columns / kBlockColumns;
   const int chunks = (blocks + kMostChunkBlocks - 1) / kMostChunkBlocks;
   // A missing second panel repeats the first; its outputs are not stored.
-  Blocks<F> first(product.panel(panel)), second(product.panel(panel + panels - 1));
+  Blocks<F> first(product.panel(panel), product.weights.head_blocks);
+  Blocks<F> second(product.panel(panel + panels - 1), product.weights.head_blocks);
   Chunk chunk{panel, panels, 0, 0, false, {}, kShape.block_bytes};
   for (int left = chunks; left > 0; --left, chunk.block += chunk.blocks) {
     chunk.blocks = (blocks - chunk.block + left - 1) / left;
@@ -122,6 +123,8 @@ void matmul_lanes(const PackedMatrix& weights, const QuantizedRows& activations,
     TRIPTYCH_CASE(kQ4_K, product_of_codes);
     TRIPTYCH_CASE(kQ5_K, product_of_codes);
     TRIPTYCH_CASE(kQ6_K, product_of_codes);
+    TRIPTYCH_CASE(kInt4, product_of_codes);
+    TRIPTYCH_CASE(kInt8, product_of_codes);
     TRIPTYCH_CASE(kF32, product_of_floats);
     TRIPTYCH_CASE(kF16, product_of_floats);
     TRIPTYCH_CASE(kBF16, product_of_floats);
@@ -140,12 +143,12 @@ void quantize_block(const float* x, float limit, QuantizedBlock& out) {
   out.sum = out.scale * static_cast<float>(out.code_sum);
 }
 
-void quantize_rows_lanes(const float* x, size_t pitch, int rows, int limit, int row_begin,
+void quantize_rows_lanes(const float* x, size_t pitch, int rows, int row_begin,
                          const QuantizedRows& out) {
   QuantizedBlock* to = out.blocks + static_cast<size_t>(row_begin) * out.block_pitch;
   for (int row = 0; row < rows; ++row, x += pitch, to += out.block_pitch)
     for (int block = 0; block < out.columns / kBlockColumns; ++block)
-      quantize_block(x + block * kBlockColumns, static_cast<float>(limit), to[block]);
+      quantize_block(x + block * kBlockColumns, static_cast<float>(out.limit), to[block]);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The definition in plain C++: what every other instruction set must equal bit for bit.
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "machine_limits.h"
 #include "matmul.h"
@@ -41,12 +42,42 @@ void quantize_block(const float* x, int limit, QuantizedBlock& out) {
   out.sum = out.scale * static_cast<float>(out.code_sum);
 }
 
-void quantize_rows_scalar(const float* x, size_t pitch, int rows, int limit, int row_begin,
+void quantize_block(const float* x, int limit, ByteBlock& out) {
+  QuantizedBlock wide;
+  quantize_block(x, limit, wide);
+  out.scale = wide.scale;
+  out.sum = wide.sum;
+  out.minus_sums[1] = out.minus_sums[2] = 0;
+  for (int i = 0; i < kBlockColumns; ++i) {
+    out.codes[i] = static_cast<int8_t>(wide.codes[byte_column(i)]);
+    out.minus_sums[i < kBlockColumns / 2 ? 1 : 2] -= out.codes[i];
+  }
+  out.minus_sums[0] = -wide.code_sum;
+}
+
+QuantizedBlock widened(const ByteBlock& block) {
+  QuantizedBlock out{block.scale, block.sum, -block.minus_sums[0], {}};
+  for (int i = 0; i < kBlockColumns; ++i) out.codes[byte_column(i)] = block.codes[i];
+  return out;
+}
+const QuantizedBlock& widened(const QuantizedBlock& block) { return block; }
+
+template <typename Block>
+Block* blocks_of(const QuantizedRows& rows, int row) {
+  const size_t offset = static_cast<size_t>(row) * rows.block_pitch;
+  if constexpr (std::is_same_v<Block, ByteBlock>)
+    return rows.bytes + offset;
+  else
+    return rows.blocks + offset;
+}
+
+template <typename Block>
+void quantize_rows_scalar(const float* x, size_t pitch, int rows, int row_begin,
                           const QuantizedRows& out) {
   for (int row = 0; row < rows; ++row) {
-    QuantizedBlock* to = out.blocks + static_cast<size_t>(row_begin + row) * out.block_pitch;
+    Block* to = blocks_of<Block>(out, row_begin + row);
     for (int block = 0; block < out.columns / kBlockColumns; ++block)
-      quantize_block(x + static_cast<size_t>(row) * pitch + block * kBlockColumns, limit,
+      quantize_block(x + static_cast<size_t>(row) * pitch + block * kBlockColumns, out.limit,
                      to[block]);
   }
 }
@@ -57,22 +88,24 @@ int32_t dot16(const int32_t* codes, const int16_t* activations) {
   return sum;
 }
 
+template <typename Block>
 float output_of_codes(const PackedMatrix& weights, const QuantizedRows& activations, int row,
                       int panel, int lane) {
   const FormatShape shape = shape_of(weights.format);
-  const QuantizedBlock* x = activations.blocks + static_cast<size_t>(row) * activations.block_pitch;
+  const Block* blocks = blocks_of<Block>(activations, row);
   float y = 0.0f;
-  for (int block = 0; block < weights.columns / kBlockColumns; ++block, ++x) {
+  for (int block = 0; block < weights.columns / kBlockColumns; ++block) {
+    const QuantizedBlock& x = widened(blocks[block]);
     const RowBlock values = read_row_block(weights, panel, block, lane);
-    const int32_t low = dot16(values.codes, x->codes);
-    const int32_t high = dot16(values.codes + 16, x->codes + 16);
+    const int32_t low = dot16(values.codes, x.codes);
+    const int32_t high = dot16(values.codes + 16, x.codes + 16);
     if (shape.halves == 2) {
-      y = std::fma(static_cast<float>(low), values.scales[0] * x->scale, y);
-      y = std::fma(static_cast<float>(high), values.scales[1] * x->scale, y);
+      y = std::fma(static_cast<float>(low), values.scales[0] * x.scale, y);
+      y = std::fma(static_cast<float>(high), values.scales[1] * x.scale, y);
     } else {
-      y = std::fma(static_cast<float>(low + high), values.scales[0] * x->scale, y);
+      y = std::fma(static_cast<float>(low + high), values.scales[0] * x.scale, y);
     }
-    if (shape.mins) y = std::fma(values.min, x->sum, y);
+    if (shape.mins) y = std::fma(values.min, x.sum, y);
   }
   return y;
 }
@@ -86,10 +119,11 @@ float output_of_floats(const PackedMatrix& weights, const QuantizedRows& activat
   return y;
 }
 
+template <typename Block>
 void matmul_scalar(const PackedMatrix& weights, const QuantizedRows& activations, int row_begin,
                    int row_end, int panel_begin, int panel_end, float* out, size_t out_pitch,
                    bool add) {
-  const auto output = takes_codes(weights.format) ? output_of_codes : output_of_floats;
+  const auto output = takes_codes(weights.format) ? output_of_codes<Block> : output_of_floats;
   for (int panel = panel_begin; panel < panel_end; ++panel) {
     for (int row = row_begin; row < row_end; ++row) {
       for (int lane = 0; lane < kPanelRows; ++lane) {
@@ -103,6 +137,7 @@ void matmul_scalar(const PackedMatrix& weights, const QuantizedRows& activations
   }
 }
 
+// Of 16-bit codes and of bytes alike: this is as wide as it gets.
 uint64_t multiply_adds_scalar(uint64_t rounds) {
   int32_t value = 1, sums[4] = {};
   for (uint64_t round = 0; round < rounds; ++round) {
@@ -127,7 +162,9 @@ int32_t read_scalar(const uint8_t* bytes, size_t size) {
 
 }  // namespace
 
-const MatmulKernels kMatmulScalar = {quantize_rows_scalar, matmul_scalar};
-const LimitKernels kLimitsScalar = {multiply_adds_scalar, read_scalar};
+const MatmulKernels kMatmulScalar = {quantize_rows_scalar<QuantizedBlock>,
+                                     matmul_scalar<QuantizedBlock>};
+const MatmulKernels kMatmulInt8Scalar = {quantize_rows_scalar<ByteBlock>, matmul_scalar<ByteBlock>};
+const LimitKernels kLimitsScalar = {multiply_adds_scalar, multiply_adds_scalar, read_scalar};
 
 }  // namespace triptych

@@ -55,15 +55,26 @@ struct Blocks {
   static constexpr FormatShape kShape = shape_of(F);
   const uint8_t* next;
   const uint8_t* codes = nullptr;
+  int head_blocks;    // of the matrix
+  int head_left = 0;  // blocks that the head at hand is still for (groups)
   Floats head_scale, head_min;
   Floats scale[2], min;
 
-  TRIPTYCH_INLINE explicit Blocks(const uint8_t* panel) : next(panel) {
+  TRIPTYCH_INLINE Blocks(const uint8_t* panel, int head_blocks)
+      : next(panel), head_blocks(head_blocks) {
     head_scale = head_min = scale[0] = scale[1] = min = all_floats(0.0f);
   }
 
   TRIPTYCH_INLINE void advance(int block) {
-    if constexpr (kShape.super) {
+    if constexpr (kShape.grouped) {
+      if (head_left == 0) {
+        scale[0] = load_halves(next);
+        min = multiply(scale[0], load_halves(next + 2 * kPanelRows));
+        next += kShape.head_bytes;
+        head_left = head_blocks;
+      }
+      --head_left;
+    } else if constexpr (kShape.super) {
       if (block % kSuperBlocks == 0) {
         head_scale = load_halves(next);
         if constexpr (kShape.mins) head_min = load_halves(next + 2 * kPanelRows);
@@ -108,7 +119,7 @@ void direct_tile(const Product& product, int row, int panel) {
   TileRows<M> rows(product.activations, row, 0);
   Floats y[M];
   for (Floats& sum : y) sum = all_floats(0.0f);
-  Blocks<F> weights(product.panel(panel));
+  Blocks<F> weights(product.panel(panel), product.weights.head_blocks);
   for (int block = 0; block < product.weights.columns / kBlockColumns; ++block) {
     weights.advance(block);
     weights.prefetch(kPrefetchBytes);

@@ -54,10 +54,14 @@ float float_of_half(uint16_t half) {
 RowBlock read_row_block(const PackedMatrix& matrix, int panel, int block, int row) {
   const FormatShape shape = shape_of(matrix.format);
   const uint8_t* start = matrix.data + static_cast<size_t>(panel) * matrix.panel_bytes;
-  const uint8_t* scales = start + block_offset(shape, block);
+  const uint8_t* scales = start + block_offset(shape, matrix.head_blocks, block);
   RowBlock out{};
-  if (shape.super) {
-    const uint8_t* head = start + head_offset(shape, block);
+  if (shape.grouped) {
+    const uint8_t* head = start + head_offset(shape, matrix.head_blocks, block);
+    out.scales[0] = out.scales[1] = half_at(head, row);
+    out.min = out.scales[0] * half_at(head + 2 * kPanelRows, row);
+  } else if (shape.super) {
+    const uint8_t* head = start + head_offset(shape, matrix.head_blocks, block);
     const float d = half_at(head, row);
     for (int half = 0; half < 2; ++half) {
       const uint8_t scale = scales[half % shape.halves * kPanelRows + row];
@@ -72,6 +76,21 @@ RowBlock read_row_block(const PackedMatrix& matrix, int panel, int block, int ro
   }
   read_codes(shape, scales + shape.scale_bytes, row, out.codes);
   return out;
+}
+
+void write_codes(WeightFormat format, const uint8_t* codes, int row, uint8_t* block) {
+  const FormatShape shape = shape_of(format);
+  for (int column = 0; column < kBlockColumns; ++column) {
+    const int pair = column / 2, lane = 2 * row + column % 2;
+    if (shape.code_bits == 8) {
+      block[pair * 32 + lane] = codes[column];
+      continue;
+    }
+    uint8_t* word = block + (pair / 4 * 32 + lane) * 2;
+    word[pair % 4 / 2] |= static_cast<uint8_t>((codes[column] & 15) << 4 * (pair % 2));
+    if (shape.code_bits == 5)
+      block[256 + lane * 2 + pair / 8] |= static_cast<uint8_t>(codes[column] >> 4 << pair % 8);
+  }
 }
 
 float read_weight(const PackedMatrix& matrix, int panel, int column, int row) {

@@ -16,6 +16,9 @@ struct RowBlock {
 // Of a quantised format. `row` counts within the panel.
 RowBlock read_row_block(const PackedMatrix& matrix, int panel, int block, int row);
 
+// Adds the codes (of 32 columns) of one row to a block whose codes at `block` are zero.
+void write_codes(WeightFormat format, const uint8_t* codes, int row, uint8_t* block);
+
 // Weight of a float format.
 float read_weight(const PackedMatrix& matrix, int panel, int column, int row);
 

@@ -11,37 +11,35 @@
 namespace triptych {
 namespace {
 
-size_t panel_bytes_of(WeightFormat format, int columns) {
-  const FormatShape shape = shape_of(format);
+int head_blocks_of(WeightType type) {
+  return shape_of(type.format).super ? kSuperBlocks : type.group_blocks;
+}
+
+// Columns that share what a source stores once.
+int unit_columns(WeightType type) {
+  return type.group_blocks > 0 ? type.group_blocks * kBlockColumns
+                               : ggml_block(type.format).columns;
+}
+
+size_t panel_bytes_of(WeightType type, int columns) {
+  const FormatShape shape = shape_of(type.format);
   if (shape.code_bits > 8)
     return static_cast<size_t>(columns) * kPanelRows * static_cast<size_t>(shape.code_bits / 8);
-  const int blocks = columns / kBlockColumns;
-  return block_offset(shape, blocks) - (shape.super ? static_cast<size_t>(shape.head_bytes) : 0);
+  const int blocks = columns / kBlockColumns, head_blocks = head_blocks_of(type);
+  const size_t heads = head_blocks > 0 ? static_cast<size_t>(blocks / head_blocks) : 0;
+  return heads * static_cast<size_t>(shape.head_bytes) +
+         static_cast<size_t>(blocks) * static_cast<size_t>(shape.block_bytes);
 }
 
-void check_shape(WeightFormat format, int rows, int columns) {
-  const int block = ggml_block(format).columns;
+void check_shape(WeightType type, int rows, int columns) {
+  const int block = unit_columns(type);
   if (rows < 1 || columns < 1 || columns % block != 0)
     throw std::invalid_argument(
-        "a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " of GGML type " +
-        std::to_string(static_cast<int>(format)) +
+        "a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " of " +
+        (type.group_blocks > 0 ? "format " : "GGML type ") +
+        std::to_string(static_cast<int>(type.format)) +
         " cannot be packed: rows and columns must be positive, columns a multiple of " +
         std::to_string(block));
-}
-
-// Adds the codes of one row to a block whose codes are zero.
-void store_codes(const FormatShape& shape, const uint8_t* codes, int row, uint8_t* out) {
-  for (int column = 0; column < kBlockColumns; ++column) {
-    const int pair = column / 2, lane = 2 * row + column % 2;
-    if (shape.code_bits == 8) {
-      out[pair * 32 + lane] = codes[column];
-      continue;
-    }
-    uint8_t* word = out + (pair / 4 * 32 + lane) * 2;
-    word[pair % 4 / 2] |= static_cast<uint8_t>((codes[column] & 15) << 4 * (pair % 2));
-    if (shape.code_bits == 5)
-      out[256 + lane * 2 + pair / 8] |= static_cast<uint8_t>(codes[column] >> 4 << pair % 8);
-  }
 }
 
 void pack_row(const PackedMatrix& matrix, const uint8_t* source, int row, uint8_t* panel) {
@@ -51,9 +49,9 @@ void pack_row(const PackedMatrix& matrix, const uint8_t* source, int row, uint8_
   for (int block = 0; block < matrix.columns / kBlockColumns; ++block) {
     const uint8_t* from = source + block * kBlockColumns / ggml.columns * ggml.bytes;
     const GgmlCodes values = read_ggml_codes(matrix.format, from, block % kSuperBlocks);
-    uint8_t* scales = panel + block_offset(shape, block);
+    uint8_t* scales = panel + block_offset(shape, matrix.head_blocks, block);
     if (shape.super) {
-      uint8_t* head = panel + head_offset(shape, block);
+      uint8_t* head = panel + head_offset(shape, matrix.head_blocks, block);
       std::memcpy(at(head, 2), &values.d, 2);
       if (shape.mins) std::memcpy(at(head + 2 * kPanelRows, 2), &values.m, 2);
       *at(scales, 1) = values.scales[0];
@@ -63,7 +61,7 @@ void pack_row(const PackedMatrix& matrix, const uint8_t* source, int row, uint8_
       std::memcpy(at(scales, 2), &values.d, 2);
       if (shape.mins) std::memcpy(at(scales + 2 * kPanelRows, 2), &values.m, 2);
     }
-    store_codes(shape, values.codes, row, scales + shape.scale_bytes);
+    write_codes(matrix.format, values.codes, row, scales + shape.scale_bytes);
   }
 }
 
@@ -80,9 +78,12 @@ int panels_of(int rows) { return (rows + kPanelRows - 1) / kPanelRows; }
 
 bool takes_codes(WeightFormat format) { return shape_of(format).code_bits <= 8; }
 
-WeightFormat format_of_ggml_type(int ggml_type) {
-  const auto format = static_cast<WeightFormat>(ggml_type);
-  switch (format) {
+WeightType weight_type_of(int number) {
+  const auto format = static_cast<WeightFormat>(number & 0xFFFF);
+  const int group_blocks = number >> 16;
+  if ((format == WeightFormat::kInt4 || format == WeightFormat::kInt8) && group_blocks > 0)
+    return {format, group_blocks};
+  switch (static_cast<WeightFormat>(number)) {
     case WeightFormat::kF32:
     case WeightFormat::kF16:
     case WeightFormat::kQ4_0:
@@ -94,31 +95,34 @@ WeightFormat format_of_ggml_type(int ggml_type) {
     case WeightFormat::kQ5_K:
     case WeightFormat::kQ6_K:
     case WeightFormat::kBF16:
-      return format;
+      return {format};
+    case WeightFormat::kInt4:
+    case WeightFormat::kInt8:
+      break;  // without its group
   }
-  throw std::invalid_argument("no CPU kernels for GGML type " + std::to_string(ggml_type));
+  throw std::invalid_argument("no CPU kernels for GGML type " + std::to_string(number));
 }
 
-PackedMatrix packed_view(WeightFormat format, int rows, int columns, const uint8_t* data) {
-  check_shape(format, rows, columns);
-  return {format, rows, columns, panel_bytes_of(format, columns), data};
+PackedMatrix packed_view(WeightType type, int rows, int columns, const uint8_t* data) {
+  check_shape(type, rows, columns);
+  return {type.format, rows, columns, panel_bytes_of(type, columns), data, head_blocks_of(type)};
 }
 
-size_t source_bytes(WeightFormat format, int rows, int columns) {
-  check_shape(format, rows, columns);
-  const GgmlBlock ggml = ggml_block(format);
+size_t source_bytes(WeightType type, int rows, int columns) {
+  check_shape(type, rows, columns);
+  const GgmlBlock ggml = ggml_block(type.format);
   return static_cast<size_t>(rows) * static_cast<size_t>(columns / ggml.columns) *
          static_cast<size_t>(ggml.bytes);
 }
 
-size_t packed_bytes(WeightFormat format, int rows, int columns) {
-  check_shape(format, rows, columns);
-  return panel_bytes_of(format, columns) * static_cast<size_t>(panels_of(rows));
+size_t packed_bytes(WeightType type, int rows, int columns) {
+  check_shape(type, rows, columns);
+  return panel_bytes_of(type, columns) * static_cast<size_t>(panels_of(rows));
 }
 
 void pack_panels(const PackedMatrix& matrix, const uint8_t* source, int panel_begin, int panel_end,
                  uint8_t* destination) {
-  const size_t row_bytes = source_bytes(matrix.format, 1, matrix.columns);
+  const size_t row_bytes = source_bytes({matrix.format}, 1, matrix.columns);
   for (int panel = panel_begin; panel < panel_end; ++panel) {
     uint8_t* out = destination + static_cast<size_t>(panel) * matrix.panel_bytes;
     std::memset(out, 0, matrix.panel_bytes);
@@ -132,9 +136,9 @@ void pack_panels(const PackedMatrix& matrix, const uint8_t* source, int panel_be
   }
 }
 
-PackedMatrix pack(WeightFormat format, const uint8_t* source, int rows, int columns,
+PackedMatrix pack(WeightType type, const uint8_t* source, int rows, int columns,
                   uint8_t* destination) {
-  const PackedMatrix matrix = packed_view(format, rows, columns, destination);
+  const PackedMatrix matrix = packed_view(type, rows, columns, destination);
   pack_panels(matrix, source, 0, panels_of(rows), destination);
   return matrix;
 }

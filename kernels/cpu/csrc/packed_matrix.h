@@ -9,6 +9,7 @@
 //   Q4_K Q5_K        every 8 blocks: d f16[16] | -dmin f16[16]; then scale u8[16] | min u8[16] |
 //   codes Q6_K             every 8 blocks: d f16[16]; then scale i8[2][16] (16 columns each) |
 //   codes
+//   Int4 Int8        every group: scale f16[16] | -zero f16[16], whole numbers; per block: codes
 // Codes, where pair p = columns 2p and 2p + 1 of the block, lane = 2 * row + column % 2:
 //   4 bits  u16 words[4][32]: nibble p % 4 of words[p / 4][lane]
 //   5 bits  as 4 bits, then the fifth bits, u16 plane[32]: bit p of plane[lane]
@@ -42,6 +43,15 @@ enum class WeightFormat : int32_t {
   kQ5_K = 13,
   kQ6_K = 14,
   kBF16 = 30,
+  // Not GGML's: groups of columns under one scale and zero point, weight = scale * (code - zero).
+  kInt4 = 256,  // codes 0 to 15
+  kInt8 = 257,  // codes -128 to 127
+};
+
+// A format, and for kInt4 and kInt8 the blocks of a group.
+struct WeightType {
+  WeightFormat format;
+  int group_blocks = 0;
 };
 
 // A view; whoever packed it keeps the bytes. Matrices of one format and one `columns`, with rows
@@ -51,6 +61,7 @@ struct PackedMatrix {
   int rows, columns;
   size_t panel_bytes;
   const uint8_t* data;
+  int head_blocks;  // blocks under one head; 0 where there are no heads
 };
 
 int panels_of(int rows);
@@ -58,28 +69,33 @@ int panels_of(int rows);
 // Whether the format's activations are 16-bit codes (quantised formats) or float32.
 bool takes_codes(WeightFormat format);
 
-// Throws std::invalid_argument for a type that is not in WeightFormat.
-WeightFormat format_of_ggml_type(int ggml_type);
+// Of a type as Python writes it: GGML's number; for groups, WeightFormat + 65536 * blocks of a
+// group. Throws std::invalid_argument for one that is not in WeightFormat.
+WeightType weight_type_of(int number);
 
 // A view of packed bytes at `data`. Throws std::invalid_argument when rows or columns are not
-// positive, or columns are no multiple of the format's block (32; K-quants 256; floats 1).
-PackedMatrix packed_view(WeightFormat format, int rows, int columns, const uint8_t* data);
+// positive, or columns are no multiple of the format's block (32; K-quants 256; floats 1; groups
+// their size).
+PackedMatrix packed_view(WeightType type, int rows, int columns, const uint8_t* data);
 
-// Bytes of the matrix in a GGUF file, and packed. Both throw as packed_view does.
-size_t source_bytes(WeightFormat format, int rows, int columns);
-size_t packed_bytes(WeightFormat format, int rows, int columns);
+// Bytes of the matrix in a GGUF file (groups: of its codes), and packed. Both throw as packed_view
+// does.
+size_t source_bytes(WeightType type, int rows, int columns);
+size_t packed_bytes(WeightType type, int rows, int columns);
 
-// Repacks panels [panel_begin, panel_end) of a row-major matrix of GGML blocks at `source`.
+// Repacks panels [panel_begin, panel_end) of a row-major matrix of GGML blocks at `source` (groups:
+// see packed_groups.h).
 // `matrix` is a packed_view over writable memory at `destination`. Panels are independent: threads
 // may share the work.
 void pack_panels(const PackedMatrix& matrix, const uint8_t* source, int panel_begin, int panel_end,
                  uint8_t* destination);
 
 // The whole matrix; packed_bytes() bytes are written to `destination`.
-PackedMatrix pack(WeightFormat format, const uint8_t* source, int rows, int columns,
+PackedMatrix pack(WeightType type, const uint8_t* source, int rows, int columns,
                   uint8_t* destination);
 
-// Row `row` as float32 [columns], the values that GGML's own dequantisation gives, bit for bit.
+// Row `row` as float32 [columns]: the values that GGML's own dequantisation gives, bit for bit;
+// groups: scale * (code - zero), which is exact.
 void unpack_row(const PackedMatrix& matrix, int row, float* out);
 
 }  // namespace triptych

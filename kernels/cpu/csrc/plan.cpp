@@ -10,9 +10,15 @@
 namespace triptych {
 namespace {
 
+static_assert(kGatePanels * kPanelRows == kBlockColumns, "a gate's share fills blocks");
+
 constexpr int kFewTokens = 64;  // the cache lines that they store to fit the second-level cache
 constexpr int kRowsAtOnce =
     128;  // of the gate and up products, before their results leave the cache
+
+void reorder(const float* from, const int32_t* order, size_t count, float* to) {
+  for (size_t i = 0; i < count; ++i) to[i] = from[order[i]];
+}
 
 }  // namespace
 
@@ -22,16 +28,7 @@ void Plan::step(const StepView& step, float* logits, size_t pitch) {
   logits_pitch_ = pitch;
   kernels_ = &active_kernels();
   items_.build(step);
-  sampled_.clear();
-  for (int row = 0; row < step.rows; ++row)
-    if (step.logits_rows[row] >= 0) sampled_.push_back(row);
-  std::sort(sampled_.begin(), sampled_.end(),
-            [&](int a, int b) { return step.logits_rows[a] < step.logits_rows[b]; });
-  destinations_.clear();
-  for (int& row : sampled_) {
-    destinations_.push_back(step.logits_rows[row]);
-    row = step.row_starts[row + 1] - 1;  // the row's last token
-  }
+  for (int i = 0; i < step.copies; ++i) kv_.copy(step.copy_sources[i], step.copy_targets[i]);
   for (std::atomic<uint32_t>& next : next_item_) next.store(0, std::memory_order_relaxed);
   pool_.run([this](int thread) { work(thread); });
 }
@@ -42,7 +39,7 @@ void Plan::work(int thread) {
   pool_.barrier();
   mark(thread, kEmbed);
   for (int index = 0; index < shape_.kv.layers; ++index) layer(thread, index);
-  if (!sampled_.empty()) head(thread);
+  if (step_.logits > 0) head(thread);
   mark(thread, kHead);
 }
 
@@ -90,7 +87,8 @@ void Plan::layer(int thread, int index) {
 }
 
 void Plan::project_qkv(int thread, const LayerWeights& weights, const KvLayer& kv) {
-  const Inputs& inputs = normalise(thread, weights.attention_norm, nullptr, step_.tokens);
+  const QuantizedRows inputs = normalise(thread, weights.attention_norm, nullptr, step_.tokens,
+                                         weights.qkv_order, shape_.limits.qkv);
   if (step_.tokens <= kFewTokens) fetch_slots(thread, kv);
   const PackedMatrix* matrices[] = {&weights.q, &weights.k, &weights.v};
   float* const outputs[] = {projected_, projected_ + queries_, projected_ + queries_ + keys_};
@@ -101,9 +99,8 @@ void Plan::project_qkv(int thread, const LayerWeights& weights, const KvLayer& k
   int first = 0;
   for (int i = 0; i < 3; ++i) {
     const int panels = panels_of(matrices[i]->rows);
-    const Span part{std::max(mine.begin - first, 0), std::min(mine.end - first, panels)};
-    multiply(*matrices[i], inputs, step_.tokens, part, outputs[i], static_cast<size_t>(qkv_),
-             false);
+    multiply(*matrices[i], inputs, {0, step_.tokens}, part_of_run(mine, first, panels), outputs[i],
+             static_cast<size_t>(qkv_), false);
     first += panels;
   }
 }
@@ -194,113 +191,116 @@ AttentionPlaces Plan::attention_places() const {
           partials_,
           heads_per_key_,
           shape_.kv.head_dim,
-          shape_.window};
+          shape_.window,
+          shape_.attention_soft_cap};
 }
 
 void Plan::project_output(int thread, const LayerWeights& weights) {
-  const Inputs& inputs = quantise_mixed(thread, weights.output);
-  multiply(weights.output, inputs, step_.tokens, share(panels_of(hidden_), thread), x_,
+  const QuantizedRows inputs = quantise_mixed(thread, weights.output, weights.output_order);
+  multiply(weights.output, inputs, {0, step_.tokens}, share(panels_of(hidden_), thread), x_,
            static_cast<size_t>(hidden_), true);
 }
 
 // A thread takes the same outputs of both products, gates them and quantises them: nobody else
 // needs them before the next barrier.
 void Plan::gate_up(int thread, const LayerWeights& weights) {
-  const Inputs& inputs = normalise(thread, weights.mlp_norm, nullptr, step_.tokens);
+  const QuantizedRows inputs = normalise(thread, weights.mlp_norm, nullptr, step_.tokens,
+                                         weights.mlp_order, shape_.limits.gate_up);
   const size_t pitch = static_cast<size_t>(shape_.intermediate);
-  const Span panels = share(panels_of(shape_.intermediate), thread, kBlockColumns / kPanelRows);
+  const Span panels = share(panels_of(shape_.intermediate), thread, kGatePanels);
   const int begin = panels.begin * kPanelRows;
   const int end = std::min(panels.end * kPanelRows, shape_.intermediate);
   if (begin >= end) return;
   const size_t first = static_cast<size_t>(begin), size = static_cast<size_t>(end - begin);
   for (int row = 0; row < step_.tokens; row += kRowsAtOnce) {
     const int stop = std::min(step_.tokens, row + kRowsAtOnce);
-    kernels_->matmul->matmul(weights.gate, inputs.rows, row, stop, panels.begin, panels.end, gate_,
-                             pitch, false);
-    kernels_->matmul->matmul(weights.up, inputs.rows, row, stop, panels.begin, panels.end, up_,
-                             pitch, false);
+    multiply(weights.gate, inputs, {row, stop}, panels, gate_, pitch, false);
+    multiply(weights.up, inputs, {row, stop}, panels, up_, pitch, false);
     for (int r = row; r < stop; ++r) {
       const size_t at = static_cast<size_t>(r) * pitch + first;
       kernels_->elementwise->gate(shape_.activation, gate_ + at, up_ + at, size);
     }
     if (!takes_codes(weights.down.format)) continue;
-    QuantizedRows part = gated_.rows;  // its columns [begin, end)
-    part.blocks += first / kBlockColumns;
-    part.columns = end - begin;
-    kernels_->matmul->quantize_rows(gate_ + static_cast<size_t>(row) * pitch + first, pitch,
-                                    stop - row, shape_.activation_limit, row, part);
+    matmul_kernels(*kernels_, shape_.limits.down)
+        .quantize_rows(gate_ + static_cast<size_t>(row) * pitch + first, pitch, stop - row, row,
+                       quantized_columns(gated_, begin, end));
   }
 }
 
 void Plan::down(const LayerWeights& weights, int thread) {
-  multiply(weights.down, gated_, step_.tokens, share(panels_of(hidden_), thread), x_,
+  multiply(weights.down, gated_, {0, step_.tokens}, share(panels_of(hidden_), thread), x_,
            static_cast<size_t>(hidden_), true);
 }
 
 void Plan::head(int thread) {
-  const int count = static_cast<int>(sampled_.size());
-  const Inputs& inputs = normalise(thread, weights_.norm, sampled_.data(), count);
+  const int count = step_.logits;
+  const QuantizedRows inputs =
+      normalise(thread, weights_.norm, step_.logits_tokens, count, nullptr, shape_.limits.head);
   const Span panels = share(panels_of(shape_.vocabulary_size), thread);
   if (panels.begin >= panels.end) return;
-  for (int row = 0; row < count;) {
-    int stop = row + 1;
-    const int destination = destinations_[static_cast<size_t>(row)];
-    while (stop < count && destinations_[static_cast<size_t>(stop)] == destination + stop - row)
-      ++stop;
-    // Destinations ascend and differ, so that destination >= row.
-    kernels_->matmul->matmul(weights_.head, inputs.rows, row, stop, panels.begin, panels.end,
-                             logits_ + static_cast<size_t>(destination - row) * logits_pitch_,
-                             logits_pitch_, false);
-    row = stop;
-  }
+  multiply(weights_.head, inputs, {0, count}, panels, logits_, logits_pitch_, false);
+  if (shape_.logits_soft_cap > 0.0f) cap_logits(panels);
 }
 
-const Plan::Inputs& Plan::normalise(int thread, const float* norm, const int* which, int count) {
+void Plan::cap_logits(Span panels) {
+  const int begin = panels.begin * kPanelRows;
+  const int end = std::min(panels.end * kPanelRows, shape_.vocabulary_size);
+  for (int row = 0; row < step_.logits; ++row)
+    kernels_->elementwise->soft_cap(logits_ + static_cast<size_t>(row) * logits_pitch_ + begin,
+                                    shape_.logits_soft_cap, static_cast<size_t>(end - begin));
+}
+
+QuantizedRows Plan::normalise(int thread, const float* norm, const int* which, int count,
+                              const int32_t* order, int limit) {
   const bool alone = few(count);
   const Inputs& inputs = alone ? few_normed_[static_cast<size_t>(thread)] : normed_;
+  QuantizedRows out = inputs.rows;
+  out.limit = limit;
   const Span rows = alone ? Span{0, count} : share(count, thread);
   const size_t pitch = static_cast<size_t>(hidden_);
   for (int row = rows.begin; row < rows.end; ++row) {
     const size_t from = static_cast<size_t>(which ? which[row] : row);
-    kernels_->elementwise->rms_norm(x_ + from * pitch, norm, shape_.epsilon, pitch,
-                                    inputs.floats + static_cast<size_t>(row) * pitch);
+    float* const to = inputs.floats + static_cast<size_t>(row) * pitch;
+    float* const straight = order ? reordered_[static_cast<size_t>(thread)] : to;
+    kernels_->elementwise->rms_norm(x_ + from * pitch, norm, shape_.epsilon, pitch, straight);
+    if (order) reorder(straight, order, pitch, to);
   }
   if (quantises_hidden_ && rows.end > rows.begin)
-    kernels_->matmul->quantize_rows(inputs.floats + static_cast<size_t>(rows.begin) * pitch, pitch,
-                                    rows.end - rows.begin, shape_.activation_limit, rows.begin,
-                                    inputs.rows);
+    matmul_kernels(*kernels_, limit)
+        .quantize_rows(inputs.floats + static_cast<size_t>(rows.begin) * pitch, pitch,
+                       rows.end - rows.begin, rows.begin, out);
   if (!alone) pool_.barrier();
-  return inputs;
+  return out;
 }
 
-const Plan::Inputs& Plan::quantise_mixed(int thread, const PackedMatrix& weights) {
+QuantizedRows Plan::quantise_mixed(int thread, const PackedMatrix& weights, const int32_t* order) {
   if (!takes_codes(weights.format)) return mixed_inputs_;
   const bool alone = few(step_.tokens);
-  const Inputs& inputs = alone ? few_mixed_[static_cast<size_t>(thread)] : mixed_inputs_;
+  const QuantizedRows& out = alone ? few_mixed_[static_cast<size_t>(thread)] : mixed_inputs_;
   const Span rows = alone ? Span{0, step_.tokens} : share(step_.tokens, thread);
   const size_t pitch = static_cast<size_t>(queries_);
-  if (rows.end > rows.begin)
-    kernels_->matmul->quantize_rows(mixed_ + static_cast<size_t>(rows.begin) * pitch, pitch,
-                                    rows.end - rows.begin, shape_.activation_limit, rows.begin,
-                                    inputs.rows);
+  const MatmulKernels& kernels = matmul_kernels(*kernels_, out.limit);
+  float* const reordered = reordered_[static_cast<size_t>(thread)];
+  for (int row = rows.begin; order && row < rows.end; ++row) {
+    reorder(mixed_ + static_cast<size_t>(row) * pitch, order, pitch, reordered);
+    kernels.quantize_rows(reordered, pitch, 1, row, out);
+  }
+  if (!order && rows.end > rows.begin)
+    kernels.quantize_rows(mixed_ + static_cast<size_t>(rows.begin) * pitch, pitch,
+                          rows.end - rows.begin, rows.begin, out);
   if (!alone) pool_.barrier();
-  return inputs;
+  return out;
 }
 
-void Plan::multiply(const PackedMatrix& weights, const Inputs& inputs, int rows, Span panels,
-                    float* out, size_t pitch, bool add) const {
+void Plan::multiply(const PackedMatrix& weights, const QuantizedRows& inputs, Span rows,
+                    Span panels, float* out, size_t pitch, bool add) const {
   if (panels.begin < panels.end)
-    kernels_->matmul->matmul(weights, inputs.rows, 0, rows, panels.begin, panels.end, out, pitch,
-                             add);
+    matmul_kernels(*kernels_, inputs.limit)
+        .matmul(weights, inputs, rows.begin, rows.end, panels.begin, panels.end, out, pitch, add);
 }
 
-// The thread's part of `count` things, cut at multiples of `unit`.
-Plan::Span Plan::share(int count, int thread, int unit) const {
-  const int64_t units = (count + unit - 1) / unit, threads = pool_.size();
-  const auto cut = [&](int64_t i) {
-    return std::min(count, static_cast<int>(units * i / threads) * unit);
-  };
-  return {cut(thread), cut(thread + 1)};
+Span Plan::share(int count, int thread, int unit) const {
+  return triptych::share(count, thread, pool_.size(), unit);
 }
 
 bool Plan::few(int rows) const { return rows <= kFewRows && pool_.size() > 1; }

@@ -13,16 +13,23 @@
 #include "kv_cache.h"
 #include "matmul.h"
 #include "memory.h"
+#include "panel_shares.h"
 #include "thread_pool.h"
 
 namespace triptych {
+
+// Largest activation codes, by what the activations are multiplied with: see matmul.h.
+struct ActivationLimits {
+  int qkv, output, gate_up, down, head;
+};
 
 struct PlanShape {
   int vocabulary_size, hidden, intermediate, heads, max_length;
   int window;  // positions that a query sees; INT32_MAX for all
   float epsilon;
+  float attention_soft_cap, logits_soft_cap;  // 0 for none
   Activation activation;
-  int activation_limit;            // largest activation code
+  ActivationLimits limits;
   std::vector<float> frequencies;  // radians per position, [head_dim / 2]
   KvShape kv;
 };
@@ -34,6 +41,8 @@ struct LayerWeights {
   const float *q_bias, *k_bias, *v_bias;
   const float* mlp_norm;
   PackedMatrix gate, up, down;
+  // Where not null, column c of the matrices is for input order[c] (act order of GPTQ).
+  const int32_t *qkv_order, *output_order, *mlp_order;
 };
 
 struct PlanWeights {
@@ -51,8 +60,8 @@ class Plan {
   void reserve(int tokens);
   int reserved() const { return reserved_; }
 
-  // Runs a step of at most reserved() tokens whose contents are in range. Row r's logits go to
-  // logits + logits_rows[r] * pitch, for logits_rows[r] >= 0, which are different from another.
+  // Copies blocks, then runs a step of at most reserved() tokens whose contents are in range. The
+  // logits of token logits_tokens[i] go to logits + i * pitch; the tokens differ from one another.
   void step(const StepView& step, float* logits, size_t pitch);
 
   // Cycles (of the time stamp counter) of thread 0 in each phase so far: embed, qkv, rotate,
@@ -64,13 +73,10 @@ class Plan {
   size_t kv_bytes() const { return kv_.num_bytes(); }
 
  private:
-  // Inputs of matrix products: as float32 and as codes.
+  // Inputs of matrix products that this class writes as float32, and as codes.
   struct Inputs {
     float* floats;
     QuantizedRows rows;
-  };
-  struct Span {
-    int begin, end;
   };
   static constexpr int kFewRows = 2;  // norming them takes less time than a barrier
   enum Phase { kEmbed, kQkv, kRotate, kAttention, kOutput, kGateUp, kDown, kHead, kPhases };
@@ -89,12 +95,14 @@ class Plan {
   void gate_up(int thread, const LayerWeights& weights);
   void down(const LayerWeights& weights, int thread);
   void head(int thread);
+  void cap_logits(Span panels);
 
   // Norms `count` rows of hidden, at the tokens `which` (all in order when null), for every thread:
   // each takes its share and they meet, or, when there are few, each takes all and none waits.
-  const Inputs& normalise(int thread, const float* norm, const int* which, int count);
-  const Inputs& quantise_mixed(int thread, const PackedMatrix& weights);
-  void multiply(const PackedMatrix& weights, const Inputs& inputs, int rows, Span panels,
+  QuantizedRows normalise(int thread, const float* norm, const int* which, int count,
+                          const int32_t* order, int limit);
+  QuantizedRows quantise_mixed(int thread, const PackedMatrix& weights, const int32_t* order);
+  void multiply(const PackedMatrix& weights, const QuantizedRows& inputs, Span rows, Span panels,
                 float* out, size_t pitch, bool add) const;
   Span share(int count, int thread, int unit = 1) const;
   bool few(int rows) const;
@@ -114,10 +122,11 @@ class Plan {
   std::vector<Buffer> buffers_;
   float *x_ = nullptr, *projected_ = nullptr, *mixed_ = nullptr, *gate_ = nullptr, *up_ = nullptr;
   float *cosines_ = nullptr, *sines_ = nullptr, *partials_ = nullptr;
-  Inputs normed_{}, mixed_inputs_{}, gated_{};
-  std::vector<Inputs> few_normed_, few_mixed_;  // of each thread
-  std::vector<float*> scratch_;                 // of each thread
-  std::vector<int> sampled_, destinations_;     // tokens that sample, by where their logits go
+  Inputs normed_{};  // of several roles, which know their limits
+  QuantizedRows mixed_inputs_{}, gated_{};
+  std::vector<Inputs> few_normed_;           // of each thread
+  std::vector<QuantizedRows> few_mixed_;     // of each thread
+  std::vector<float*> scratch_, reordered_;  // of each thread
 
   StepView step_{};
   float* logits_ = nullptr;

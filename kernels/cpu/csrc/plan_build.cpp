@@ -1,4 +1,5 @@
 // What a plan does once: checks, and places for the numbers of its steps.
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -35,6 +36,11 @@ Plan::Plan(PlanShape shape, PlanWeights weights, int threads, std::vector<int> a
     throw std::invalid_argument("heads, kv_heads, head_dim and frequencies contradict one another");
   if (static_cast<int>(weights_.layers.size()) != shape_.kv.layers)
     throw std::invalid_argument("the number of layers differs from the cache's");
+  const ActivationLimits& limits = shape_.limits;
+  for (const int limit : {limits.qkv, limits.output, limits.gate_up, limits.down, limits.head})
+    if (limit < 1 || limit > kActivationLimit16)
+      throw std::invalid_argument("activation limit " + std::to_string(limit) +
+                                  " is not within 1 and " + std::to_string(kActivationLimit16));
   check("embedding", weights_.embedding, shape_.vocabulary_size, hidden_);
   check("head", weights_.head, shape_.vocabulary_size, hidden_);
   for (const LayerWeights& each : weights_.layers) {
@@ -59,11 +65,11 @@ void Plan::reserve(int tokens) {
     buffers_.emplace_back(count * sizeof(float));
     return buffers_.back().floats();
   };
-  const auto inputs = [this](float* values, int rows, int columns) {
+  const auto inputs = [this](const float* values, int rows, int columns, int limit) {
     buffers_.emplace_back(quantized_bytes(rows, columns));
-    Inputs made{values, place_quantized_rows(buffers_.back().data(), columns)};
-    made.rows.floats = values;
-    made.rows.float_pitch = static_cast<size_t>(columns);
+    QuantizedRows made = place_quantized_rows(buffers_.back().data(), columns, limit);
+    made.floats = values;
+    made.float_pitch = static_cast<size_t>(columns);
     return made;
   };
   const auto matrix = [&floats](int rows, int columns) {
@@ -79,20 +85,24 @@ void Plan::reserve(int tokens) {
   sines_ = matrix(tokens, head_dim / 2);
   partials_ = floats(items_.most_partials() * static_cast<size_t>(heads_per_key_) *
                      partial_floats(head_dim));
-  normed_ = inputs(matrix(tokens, hidden_), tokens, hidden_);
-  mixed_inputs_ = inputs(mixed_, tokens, queries_);
-  gated_ = inputs(gate_, tokens, shape_.intermediate);
+  const auto normed = [&](int rows) {
+    float* values = matrix(rows, hidden_);
+    return Inputs{values, inputs(values, rows, hidden_, kActivationLimit16)};
+  };
+  normed_ = normed(tokens);
+  mixed_inputs_ = inputs(mixed_, tokens, queries_, shape_.limits.output);
+  gated_ = inputs(gate_, tokens, shape_.intermediate, shape_.limits.down);
   few_normed_.clear();
   few_mixed_.clear();
   scratch_.clear();
+  reordered_.clear();
   for (int thread = 0; thread < pool_.size(); ++thread) {
-    few_normed_.push_back(inputs(matrix(kFewRows, hidden_), kFewRows, hidden_));
-    few_mixed_.push_back(inputs(mixed_, kFewRows, queries_));
+    few_normed_.push_back(normed(kFewRows));
+    few_mixed_.push_back(inputs(mixed_, kFewRows, queries_, shape_.limits.output));
     scratch_.push_back(floats(attention_scratch(head_dim, heads_per_key_)));
+    reordered_.push_back(matrix(1, std::max(hidden_, queries_)));
   }
   items_.reserve(tokens);
-  sampled_.reserve(static_cast<size_t>(tokens));
-  destinations_.reserve(static_cast<size_t>(tokens));
   reserved_ = tokens;
 }
 

@@ -1,131 +1,82 @@
 #include "sampler.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "filters.h"
-#include "philox.h"
+#include "gumbel_draw.h"
 
 namespace triptych {
 namespace {
 
-constexpr double kLargestGumbel = 37.0;  // -ln(-ln(1 - 2^-53)) = 36.74, rounded up
+constexpr int32_t kNoToken = -1;
 
-struct Noise {
-  uint64_t seed;
-  uint32_t choice;
-  uint32_t position;
-};
-
-double gumbel(uint32_t id, const Noise& noise) {
-  const auto key0 = static_cast<uint32_t>(noise.seed);
-  const auto key1 = static_cast<uint32_t>(noise.seed >> 32);
-  const uint32_t word = id & 3;
-  const uint64_t high = philox4x32({id >> 2, 0, noise.choice, noise.position}, key0, key1)[word];
-  const uint64_t low = philox4x32({id >> 2, 1, noise.choice, noise.position}, key0, key1)[word];
-  const uint64_t odd = (high << 20 | low >> 12) << 1 | 1;
-  return -std::log(-std::log(static_cast<double>(odd) * 0x1p-53));
-}
-
-// The best-scoring id among those offered; the lowest of equals.
-struct Winner {
-  uint32_t id;
-  double score;
-
-  bool offer(uint32_t candidate, double candidate_score) {
-    if (candidate_score < score || (candidate_score == score && candidate > id)) return false;
-    id = candidate;
-    score = candidate_score;
-    return true;
-  }
-};
-
-// The logit under which no noise can make up for the distance.
-float lowest_useful_logit(const Row& row, double score) {
-  const double low = row.peak.value - (kLargestGumbel - score) / row.inverse_temperature;
-  const auto rounded = static_cast<float>(std::max(low, double{-FLT_MAX}));
-  return std::max(std::nextafter(rounded, -HUGE_VALF), -FLT_MAX);
-}
-
-int32_t draw_from_list(const Row& row, const Kept& kept, const Noise& noise,
-                       const std::vector<Rank>& ranks) {
-  Winner winner{row.peak.id, gumbel(row.peak.id, noise)};
-  for (const Rank rank : ranks)
-    if (rank >= kept.last)
-      winner.offer(id_of(rank), gumbel(id_of(rank), noise) - row.distance(logit_of(rank)));
-  return static_cast<int32_t>(winner.id);
-}
-
-// The kernels skip what certainly loses; every id that they leave is scored here, in float64.
-int32_t draw_from_row(const Row& row, const Kept& kept, const Noise& noise,
-                      const SamplerKernels& kernels) {
-  const double slope = std::min(row.inverse_temperature, 1e30) * kLog2E * 8388608.0;
-  const NoiseRow search{
-      row.logits,
-      row.size,
-      row.peak.value,
-      static_cast<float>(slope),
-      {static_cast<uint32_t>(noise.seed), static_cast<uint32_t>(noise.seed >> 32)},
-      noise.choice,
-      noise.position};
-  const float last_kept = logit_of(kept.last);
-  Winner winner{row.peak.id, gumbel(row.peak.id, noise)};
-  float cut = std::max(last_kept, lowest_useful_logit(row, winner.score));
-  const auto offer = [&](uint32_t id) {
-    const float logit = row.logits[id];
-    if (logit < cut || rank_of(logit, id) < kept.last) return;
-    if (winner.offer(id, gumbel(id, noise) - row.distance(logit)))
-      cut = std::max(last_kept, lowest_useful_logit(row, winner.score));
-  };
-  uint32_t block = 0;
-  uint64_t mask = 0;
-  while (kernels.next_candidates(search, cut, static_cast<float>(winner.score), &block, &mask)) {
-    for (; mask; mask &= mask - 1) offer(block + static_cast<uint32_t>(__builtin_ctzll(mask)));
-    block += kNoiseBlock;
-  }
-  for (uint32_t id = block; id < row.size; ++id) offer(id);
-  return static_cast<int32_t>(winner.id);
-}
-
-// A copy of the row with the banned ids at -inf: the matrix itself is somebody else's.
-const float* without_banned(const float* logits, uint32_t size, const int32_t* first,
-                            const int32_t* last, Scratch& scratch) {
-  scratch.logits.assign(logits, logits + size);
-  for (; first != last; ++first)
-    if (*first >= 0 && static_cast<uint32_t>(*first) < size)
-      scratch.logits[static_cast<size_t>(*first)] = -HUGE_VALF;
-  return scratch.logits.data();
-}
-
-int32_t sample_row(const SampleBatch& batch, size_t i, const SamplerKernels& kernels,
-                   Scratch& scratch) {
-  const float* logits = batch.logits + i * batch.stride;
-  const uint32_t size = batch.vocabulary_size;
-  Peak peak = kernels.peak(logits, size);
-  if (!peak.valid) return -1;
-  if (batch.banned_starts[i] != batch.banned_starts[i + 1]) {
-    logits = without_banned(logits, size, batch.banned_ids + batch.banned_starts[i],
-                            batch.banned_ids + batch.banned_starts[i + 1], scratch);
-    peak = kernels.peak(logits, size);
-  }
-  if (peak.value < -FLT_MAX) return -1;
-  if (batch.temperature[i] == 0.0f) return static_cast<int32_t>(peak.id);
-
-  const Row row{logits, size, peak, 1.0 / static_cast<double>(batch.temperature[i])};
-  const RowParams params{batch.temperature[i], batch.top_k[i], batch.top_p[i], batch.min_p[i]};
-  const Noise noise{batch.seed[i], batch.choice[i], batch.position[i]};
-  const Kept kept = apply_filters(row, params, kernels, scratch);
-  constexpr size_t kLongList = 1024;  // from here on, searching the row is cheaper
-  if (kept.listed && scratch.ranks.size() < kLongList)
-    return draw_from_list(row, kept, noise, scratch.ranks);
-  return draw_from_row(row, kept, noise, kernels);
-}
+bool drawable(const Peak& peak) { return peak.valid && peak.value >= -FLT_MAX; }
 
 }  // namespace
 
-void sample(const SampleBatch& batch, const SamplerKernels& kernels, int32_t* tokens) {
-  Scratch scratch;
-  for (size_t i = 0; i < batch.rows; ++i) tokens[i] = sample_row(batch, i, kernels, scratch);
+bool Sampler::open(int64_t id, SequenceParams params, const std::vector<int32_t>& prompt_ids,
+                   const std::vector<int32_t>& output_ids) {
+  if (sequences_.count(id)) return false;
+  sequences_.emplace(id,
+                     SequenceState(std::move(params), vocabulary_size_, prompt_ids, output_ids));
+  return true;
+}
+
+SequenceState* Sampler::find(int64_t id) {
+  const auto at = sequences_.find(id);
+  return at == sequences_.end() ? nullptr : &at->second;
+}
+
+std::vector<std::pair<size_t, TokenLogprobs>> Sampler::draw(const std::vector<Sample>& samples,
+                                                            const SamplerKernels& kernels,
+                                                            int32_t* tokens) {
+  std::vector<std::pair<size_t, TokenLogprobs>> logprobs;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    TokenLogprobs of_token;
+    tokens[i] = draw_one(samples[i], kernels, of_token);
+    if (tokens[i] != kNoToken && samples[i].sequence->params().logprobs >= 0)
+      logprobs.emplace_back(i, std::move(of_token));
+  }
+  return logprobs;
+}
+
+int32_t Sampler::draw_one(const Sample& sample, const SamplerKernels& kernels,
+                          TokenLogprobs& logprobs) {
+  const SequenceState& sequence = *sample.sequence;
+  const SequenceParams& params = sequence.params();
+  const Peak peak = kernels.peak(sample.logits, vocabulary_size_);
+  if (!drawable(peak)) return kNoToken;
+  const Row raw{sample.logits, vocabulary_size_, peak, 1.0};
+
+  Row row = raw;
+  if (sample.allowed_mask != nullptr || !sequence.leaves_rows_alone()) {
+    sequence.modify(sample.logits, sample.allowed_mask, scratch_.logits);
+    row.logits = scratch_.logits.data();
+    row.peak = kernels.peak(row.logits, vocabulary_size_);
+    if (!drawable(row.peak)) return kNoToken;
+  }
+  const bool greedy = params.temperature == 0.0f;
+  Kept kept = keep_all(row);
+  auto token = static_cast<int32_t>(row.peak.id);
+  if (!greedy) {
+    row.inverse_temperature = 1.0 / static_cast<double>(params.temperature);
+    kept = apply_filters(row, params.filters, kernels, scratch_);
+    const Noise noise{params.seed, params.choice, sequence.position()};
+    token = draw_token(row, kept, noise, kernels, scratch_);
+  }
+  if (params.logprobs < 0) return token;
+  const auto id = static_cast<uint32_t>(token);
+  const size_t top = std::min<size_t>(static_cast<size_t>(params.logprobs), vocabulary_size_);
+  logprobs = processed_logprobs_ ? kept_logprobs(row, kept, id, top, kernels, scratch_)
+                                 : row_logprobs(raw, id, top, kernels, scratch_);
+  return token;
+}
+
+std::optional<TokenLogprobs> Sampler::score(const float* logits, uint32_t token, size_t top,
+                                            const SamplerKernels& kernels) {
+  const Peak peak = kernels.peak(logits, vocabulary_size_);
+  if (!drawable(peak)) return std::nullopt;
+  top = std::min<size_t>(top, vocabulary_size_);
+  return row_logprobs({logits, vocabulary_size_, peak, 1.0}, token, top, kernels, scratch_);
 }
 
 }  // namespace triptych

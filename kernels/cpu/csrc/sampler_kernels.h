@@ -23,6 +23,13 @@ struct Peak {
   bool valid;
 };
 
+// Sums over a row's finite logits, of center - logit and of its square, in float64: sixteen partial
+// sums (logit i goes to sum i % 16), added in their order at the end. The same bits everywhere.
+struct Spread {
+  double sum;
+  double squares;
+};
+
 // A row whose noise is to be searched. The float32 fields only serve to bound scores from above.
 struct NoiseRow {
   const float* logits;
@@ -56,7 +63,7 @@ struct SamplerKernels {
   Peak (*peak)(const float* logits, size_t size);
 
   // For kMassBlock logits: mass[i] = floor(2^44 * exp(-(peak - logits[i]) * inverse_temperature))
-  // in the arithmetic of mass_scalar (same bits for every instruction set), and bin[i] =
+  // in the arithmetic of sampler_body.h (same bits for every instruction set), and bin[i] =
   // min(kMassBins - 1, trunc((float(peak) - logits[i]) * bin_scale)).
   void (*masses)(const float* logits, double peak, double inverse_temperature, float bin_scale,
                  uint64_t* mass, int32_t* bin);
@@ -72,6 +79,12 @@ struct SamplerKernels {
   // caller's.
   bool (*next_candidates)(const NoiseRow& row, float cut, float best, uint32_t* block,
                           uint64_t* mask);
+
+  // How many logits are larger than `value`.
+  size_t (*count_above)(const float* logits, size_t size, float value);
+
+  // Of a row without NaN and +inf.
+  Spread (*spread)(const float* logits, size_t size, double center);
 };
 
 extern const SamplerKernels kSamplerScalar;

@@ -1,0 +1,282 @@
+"""The running sequences: their tokens, blocks and progress, and what the next step computes.
+
+The hot half of the scheduler: everything that is done for each sequence in each step is here, so
+that it can be C++ (`kernels.core.Batch`); `python_batch.PythonBatch` means the same, plainly. The
+other half (scheduler.py) decides who runs, and is only called for what changes.
+
+    open / fork / close          a sequence begins or ceases to run
+    plan, schedule               rows of the next step: running ones, then new ones
+      rows, samples, scores        what is in it
+      write                        its inputs, for the executor
+    then one of
+      apply(tokens) -> Outcome     computed
+      abandon()                    not computed: nothing has progressed
+
+Blocks are shared: by prefix (a full block of the same tokens after the same tokens, under the same
+salt, is computed once) and by fork. Nobody writes to a block that another holds: it is copied first
+(`copies` of the step; docs/architecture.md).
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from triptych.engine_core.ids import SequenceId
+from triptych.engine_core.step import ScheduledSequence
+
+NOT_FINITE = -1
+"""As a drawn token: the row's logits are NaN or infinite, no token was drawn."""
+
+FINISH_NONE = 0
+FINISH_STOP = 1
+FINISH_LENGTH = 2
+FINISH_NOT_FINITE = 255
+"""In Outcome.finishes: the sequence ends with an error, its token is none."""
+
+
+class SequenceRules(NamedTuple):
+    """What a batch must know of a sequence beside its tokens.
+
+    `request_id`: repeated in outcomes. It ends with one of `stop_token_ids`, at `max_tokens` output
+    tokens (those beyond `num_prompt`) or at `max_len` tokens in all. `held`: drawn tokens are not
+    taken; the sequence waits for `append` (beam search). `score_prompt`: every prompt token's
+    logits are wanted (those of tokens 0 to num_prompt - 2; the last one's are a sample's); such a
+    sequence takes no prefix hits. `cached`: its blocks may be found by
+    others, and it may find theirs.
+    """
+
+    request_id: int
+    num_prompt: int
+    max_tokens: int
+    max_len: int
+    stop_token_ids: tuple[int, ...] = ()
+    held: bool = False
+    score_prompt: bool = False
+    cached: bool = True
+
+
+class Match(NamedTuple):
+    """What of a prompt is in the cache. `computed`: tokens that `open` would find computed (whole
+    blocks, and part of one more by copy), at most all but the last. `pending`: further tokens, in
+    whole blocks, that running sequences are about to compute."""
+
+    computed: int
+    pending: int
+
+
+class Score(NamedTuple):
+    """Logits rows [logits_row, logits_row + num_positions) of the step in flight are those of the
+    tokens at [position, position + num_positions) of the sequence: they predict the tokens one
+    further."""
+
+    sequence_id: SequenceId
+    logits_row: int
+    position: int
+    num_positions: int
+
+
+class Outcome(NamedTuple):
+    """What a step meant, in columns over its samples, in the order of `samples()`.
+
+    `request_ids` int64: -1 for a sample that is nobody's (closed in flight, or held).
+    `token_ids` int32; `finishes` uint8: FINISH_*. A sequence with a finish is closed by then, its
+    blocks given back; `finished` names those, in sample order, and `finished_tokens` says how many
+    tokens each had, prompt included.
+    """
+
+    request_ids: "array[int]"
+    token_ids: "array[int]"
+    finishes: "array[int]"
+    finished: list[SequenceId]
+    finished_tokens: list[int]
+
+
+class Batch(Protocol):
+    """One step in flight at a time: from the first `plan` that finds rows until apply or abandon.
+
+    A sequence stands in the order of the policy: the caller says at which place it is put in.
+    AssertionError for calls out of turn; KeyError for a sequence that is not open.
+    """
+
+    # ------------------------------------------------------------------ sequences
+
+    def prefix_digests(self, token_ids: Sequence[int], salt: bytes) -> bytes:
+        """The root of a text and the digests of its whole blocks, 16 bytes each, in order.
+
+        Chained BLAKE2b-128 (RFC 7693): the root is of the salt, each further one of the digest
+        before it and the block's tokens as u32 little-endian. Empty without prefix caching.
+        """
+        ...
+
+    def match(self, token_ids: Sequence[int], digests: bytes) -> Match:
+        """Look a text up; nothing changes. ValueError if the digests are not of its length."""
+        ...
+
+    def open(
+        self,
+        sequence_id: SequenceId,
+        token_ids: Sequence[int],
+        digests: bytes,
+        rules: SequenceRules,
+        place: int,
+        spare_blocks: int,
+    ) -> int:
+        """Begin to run as `place`-th sequence, with blocks for all its tokens.
+
+        Cached blocks are taken as they are; one that is cached in part is copied at the next step.
+        Returns how many tokens are computed already; -1, and nothing taken, where fewer than
+        `spare_blocks` blocks would be left free.
+        """
+        ...
+
+    def fork(
+        self, sequence_id: SequenceId, new_id: SequenceId, rules: SequenceRules, place: int
+    ) -> None:
+        """Begin to run with the tokens and blocks of another, which goes on.
+
+        While a step is planned in which the other one samples: it samples too, from the same
+        logits, and will be as far as the other one when the step is done. Its sample stands behind
+        those of the rows.
+        """
+        ...
+
+    def append(self, sequence_id: SequenceId, token_id: int) -> None:
+        """The next token of a held sequence, between steps."""
+        ...
+
+    def close(self, sequence_id: SequenceId) -> None:
+        """Cease to run. What is computed stays in the cache until its blocks are needed.
+
+        In flight: its samples are nobody's from now on, and its blocks are given back when the
+        step is over, because the executor may still write to them.
+        """
+        ...
+
+    # ------------------------------------------------------------------ a step
+
+    def plan(self, budget: int, most_per_sequence: int, logits_budget: int) -> bool:
+        """Rows for the running sequences, in order; at least one token for each that lacks any.
+
+        Each gets 1 token; what is left of `budget` tokens goes to the first in order that lack
+        more, none above `most_per_sequence` tokens. `logits_budget` bounds the logits rows: 1 kept
+        for each running sequence, what is left goes to those that score their prompt.
+        False, with no rows planned, if blocks lack: close somebody (the last in order) and ask
+        again. May be called again while nothing is written: it plans anew.
+        """
+        ...
+
+    def schedule(self, sequence_id: SequenceId, most: int) -> int:
+        """A row for a sequence opened after `plan`: at most `most` tokens, and within
+        `most_per_sequence` and the logits budget. Returns how many it got."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the planned step."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the planned step."""
+        ...
+
+    @property
+    def num_logits(self) -> int:
+        """Logits rows of the planned step: one for each sampling row, and those of `scores()`."""
+        ...
+
+    def rows(self) -> list[ScheduledSequence]:
+        """The planned step's rows: for tests and logs."""
+        ...
+
+    def copies(self) -> list[tuple[int, int]]:
+        """Blocks (from, to) to be copied before the planned step computes: for tests and logs."""
+        ...
+
+    def samples(self) -> tuple["array[int]", "array[int]"]:
+        """Sequence ids (int64) and logits rows (int32) of the tokens to be drawn."""
+        ...
+
+    def scores(self) -> list[Score]:
+        """The logits rows that are for prompt logprobs."""
+        ...
+
+    def write(self, slot: memoryview, step_id: int) -> None:
+        """Fill a step slot in the layout of layout.StepLayout; the step is in flight.
+
+        Entries beyond the step's extents keep what they had. Raises ValueError, with nothing
+        written, when it exceeds the layout.
+        """
+        ...
+
+    def apply(self, token_ids: Sequence[int]) -> Outcome:
+        """The step was computed: progress, newly full blocks into the cache, tokens appended.
+
+        `token_ids`: one for each of `samples()`, NOT_FINITE where none was drawn.
+        """
+        ...
+
+    def abandon(self) -> None:
+        """The planned step was not computed."""
+        ...
+
+    def forget_cache(self) -> None:
+        """No block is found by prefix any more; what runs goes on."""
+        ...
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence holds, cached ones included."""
+        ...
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that can be found by prefix, held or free."""
+        ...
+
+    @property
+    def num_unused_slots(self) -> int:
+        """Token slots of held blocks that no token has: what is wasted. O(sequences)."""
+        ...
+
+    @property
+    def prefix_queries_total(self) -> int:
+        """Tokens that were looked up at `open`."""
+        ...
+
+    @property
+    def prefix_hits_total(self) -> int:
+        """Tokens among them that were found computed."""
+        ...
+
+    def sequence_ids(self) -> list[int]:
+        """The open sequences, in order."""
+        ...
+
+    def token_ids(self, sequence_id: SequenceId) -> list[int]:
+        """The tokens of an open sequence."""
+        ...
+
+    def num_computed(self, sequence_id: SequenceId) -> int:
+        """How many of them are computed."""
+        ...
+
+    def table(self, sequence_id: SequenceId) -> list[int]:
+        """Its blocks in token order."""
+        ...
+
+    def check(self) -> None:
+        """Assert every invariant of pool, tables and cache; each names itself. O(everything)."""
+        ...

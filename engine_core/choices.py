@@ -1,0 +1,94 @@
+"""The choices of a request share its prompt: one computes it, the others are forked from that one.
+
+Choices for which there is no place at that moment wait on, and find the prompt in the prefix cache
+when they run.
+"""
+
+from collections.abc import Callable, Iterable
+
+from triptych.engine_core.ids import SequenceId
+from triptych.engine_core.request import Request
+from triptych.engine_core.roster import Roster
+from triptych.engine_core.sequence import ChoiceGroup, Sequence
+
+
+class Choices:
+    """Which choices compute a prompt that others wait for."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._leading: dict[SequenceId, ChoiceGroup] = {}  # by leader, while it computes the prompt
+
+    def begin(self, request: Request, rank: float) -> list[Sequence]:
+        """A waiting sequence for each choice."""
+        first = self._roster.new_id()
+        sequences = [Sequence(request, (rank, first, first))]
+        for index in range(1, request.params.n):
+            sequences.append(Sequence(request, (rank, first, self._roster.new_id()), index))
+        if len(sequences) > 1:
+            group = ChoiceGroup(waiting=list(sequences))
+            for sequence in sequences:
+                sequence.group = group
+        for sequence in sequences:
+            self._roster.enqueue(sequence)
+        return sequences
+
+    def is_led(self, sequence: Sequence) -> bool:
+        """Whether another choice is computing the prompt of this one."""
+        group = sequence.group
+        return group is not None and group.leader is not None and not sequence.started
+
+    def started(self, sequence: Sequence) -> None:
+        """It runs; if others wait for its prompt, it leads them."""
+        group = sequence.group
+        if group is None:
+            return
+        group.fresh = False
+        if sequence.started:
+            return
+        group.waiting.remove(sequence)
+        if group.leader is None and group.waiting:
+            group.leader = sequence
+            self._leading[sequence.sequence_id] = group
+
+    def stopped(self, sequence: Sequence, *, waits: bool) -> None:
+        """It was preempted (and waits again), or ended."""
+        group = sequence.group
+        if group is None:
+            return
+        if group.leader is sequence:
+            group.leader = None
+            del self._leading[sequence.sequence_id]
+        if waits and not sequence.started:
+            group.waiting.append(sequence)
+        elif not waits and sequence in group.waiting:
+            group.waiting.remove(sequence)
+
+    def fork(self, samples: Callable[[], Iterable[int]]) -> list[Sequence]:
+        """The siblings of each leader that completes its prompt in the planned step run with it.
+
+        `samples`: the sequences that sample in that step. Returns those forked.
+        """
+        if not self._leading:
+            return []
+        forked = []
+        for sequence_id in [each for each in samples() if each in self._leading]:
+            group = self._leading.pop(SequenceId(sequence_id))
+            leader, group.leader = group.leader, None
+            assert leader is not None, "a group that is led has a leader"
+            while group.waiting and not self._roster.full:
+                sibling = group.waiting.pop(0)
+                self._roster.withdraw(sibling)
+                self._roster.fork(leader, sibling)
+                forked.append(sibling)
+        return forked
+
+    def check(self) -> None:
+        """Assert that leaders run and lead, and that who is to be forked waits. For tests."""
+        for sequence_id, group in self._leading.items():
+            assert group.leader is self._roster.by_id.get(sequence_id), "a leader runs"
+            assert group.waiting or group.leader is not None, "a leader leads"
+        for sequence in (*self._roster.running, *self._roster.waiting):
+            if sequence.group is not None:
+                waits = all(each in self._roster.waiting for each in sequence.group.waiting)
+                assert waits, "choices to be forked wait"

@@ -1,0 +1,100 @@
+"""Collects what a step meant to requests, in the columns of StepOutput."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+from triptych.engine_core.batch import FINISH_NOT_FINITE, Outcome
+from triptych.engine_core.beam_search import Hypothesis
+from triptych.engine_core.errors import NotFinite, RequestError
+from triptych.engine_core.ids import RequestId
+from triptych.engine_core.step import (
+    Failed,
+    FinishReason,
+    Logprobs,
+    PromptLogprobs,
+    Started,
+    StepOutput,
+    StepResult,
+)
+
+_NOT_FINITE = "the logits of an output token are not finite, or leave none to draw"
+
+NOBODY = -1
+"""In Outcome.request_ids."""
+
+
+_LEAST_SCORE = -3.4028234663852886e38
+"""Of a float32, which it is on the wire."""
+
+
+class OutputColumns:
+    """Of one step. The batch's own columns are taken over as they are where all of them count."""
+
+    def __init__(self, step_id: int) -> None:
+        self._step_id = step_id
+        self._request_ids: array[int] = array("q")
+        self._token_ids: array[int] = array("i")
+        self._finishes: array[int] = array("B")
+        self._logprobs: Mapping[int, Logprobs] = {}
+        self._scores: dict[int, float] = {}
+        self.started: list[Started] = []
+        self.prompt_logprobs: list[PromptLogprobs] = []
+        self.failed: list[Failed] = []
+
+    def take(
+        self, outcome: Outcome, sequence_ids: "array[int]", result: StepResult
+    ) -> tuple["array[int]", "array[int]"]:
+        """The tokens of a step, before all else. Returns the sequences that got one, and them."""
+        logprobs = result.logprobs
+        columns = outcome.request_ids, outcome.token_ids, outcome.finishes
+        whole = FINISH_NOT_FINITE not in outcome.finishes if outcome.finished else True
+        if whole and NOBODY not in outcome.request_ids:
+            self._request_ids, self._token_ids, self._finishes = columns
+            self._logprobs = logprobs
+            return sequence_ids, outcome.token_ids
+        appended: array[int] = array("q")
+        kept: dict[int, Logprobs] = {}
+        for sample, (request_id, token_id, finish) in enumerate(zip(*columns, strict=True)):
+            if request_id == NOBODY:
+                continue
+            if finish == FINISH_NOT_FINITE:
+                error = result.errors.get(sample) or NotFinite(_NOT_FINITE)
+                self.fail(RequestId(request_id), error)
+                continue
+            if sample in logprobs:
+                kept[len(self._request_ids)] = logprobs[sample]
+            appended.append(sequence_ids[sample])
+            self._add(request_id, token_id, finish)
+        self._logprobs = kept
+        return appended, self._token_ids[:]
+
+    def hypothesis(self, request_id: RequestId, found: Hypothesis, stops: Sequence[int]) -> None:
+        """A beam's output, whole."""
+        last = len(found.tokens) - 1
+        for index, token_id in enumerate(found.tokens):
+            reason = FinishReason.STOP if token_id in stops else FinishReason.LENGTH
+            self._add(request_id, token_id, reason if index == last else 0)
+        self._scores[len(self._request_ids) - 1] = max(found.score, _LEAST_SCORE)
+
+    def fail(self, request_id: RequestId, error: RequestError) -> None:
+        """A choice ends with an error."""
+        self.failed.append(Failed(request_id, error))
+
+    def output(self) -> StepOutput:
+        """All of it."""
+        return StepOutput(
+            step_id=self._step_id,
+            request_ids=self._request_ids,
+            token_ids=self._token_ids,
+            finishes=self._finishes,
+            logprobs=self._logprobs,
+            scores=self._scores,
+            started=self.started,
+            prompt_logprobs=self.prompt_logprobs,
+            failed=self.failed,
+        )
+
+    def _add(self, request_id: int, token_id: int, finish: int) -> None:
+        self._request_ids.append(request_id)
+        self._token_ids.append(token_id)
+        self._finishes.append(finish)

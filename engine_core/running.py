@@ -1,0 +1,89 @@
+"""A running sequence: its tokens, its blocks, and how far it is computed."""
+
+from array import array
+from collections.abc import Sequence
+
+from triptych.engine_core.batch import (
+    FINISH_LENGTH,
+    FINISH_NONE,
+    FINISH_STOP,
+    SequenceRules,
+)
+from triptych.engine_core.ids import BlockId, SequenceId
+from triptych.engine_core.prefix_cache import chain_digests
+
+
+class RunningSequence:
+    """0 <= num_computed <= tokens; `table` covers what is computed.
+
+    `digests`: the root and those of all whole blocks of the tokens, computed or not; kept while it
+    is `cached`. `closed`: in flight, nobody wants it any more.
+    """
+
+    __slots__ = (
+        "cached", "closed", "digests", "num_computed", "rules", "sequence_id", "table", "token_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sequence_id: SequenceId,
+        token_ids: Sequence[int],
+        rules: SequenceRules,
+        table: list[BlockId],
+        num_computed: int,
+        digests: list[bytes],
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.token_ids = array("i", token_ids)
+        self.rules = rules
+        self.table = table
+        self.num_computed = num_computed
+        self.digests = digests
+        self.cached = bool(digests)
+        self.closed = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, computed or not."""
+        return len(self.token_ids)
+
+    @property
+    def num_lacking(self) -> int:
+        """Tokens that are to be computed."""
+        return len(self.token_ids) - self.num_computed
+
+    def finish(self) -> int:
+        """FINISH_STOP or FINISH_LENGTH if the last token ends the sequence, else FINISH_NONE. A
+        stop token at the last place is a stop: the text is complete."""
+        rules, num_tokens = self.rules, self.num_tokens
+        if self.token_ids[-1] in rules.stop_token_ids:
+            return FINISH_STOP
+        if num_tokens >= min(rules.max_len, rules.num_prompt + rules.max_tokens):
+            return FINISH_LENGTH
+        return FINISH_NONE
+
+    def num_scored(self, num_tokens: int) -> int:
+        """Prompt tokens whose logits are wanted among the next `num_tokens`; the last prompt
+        token's are those of the first output token."""
+        if not self.rules.score_prompt:
+            return 0
+        return max(0, min(num_tokens, self.rules.num_prompt - 1 - self.num_computed))
+
+    def fitting(self, num_tokens: int, num_logits: int) -> int:
+        """Tokens of the next `num_tokens` that need no more than `num_logits` rows of logits."""
+        num_scored = self.num_scored(num_tokens)
+        if num_scored > num_logits:
+            return num_logits
+        if num_scored + (num_tokens == self.num_lacking) > num_logits:
+            return num_tokens - 1
+        return num_tokens
+
+    def check(self, block_size: int) -> None:
+        """Assert what must hold of one sequence between any two calls."""
+        name, num_tokens = f"sequence {self.sequence_id}", self.num_tokens
+        assert 0 <= self.num_computed <= num_tokens, f"{name}: {self.num_computed} of {num_tokens}"
+        assert self.rules.held or self.closed or self.num_lacking, f"{name} lacks no token"
+        assert self.num_computed <= len(self.table) * block_size, f"{name} has too few blocks"
+        if self.cached:
+            expected = self.digests[:1] + chain_digests(self.digests[0], self.token_ids, block_size)
+            assert self.digests == expected, f"{name} has digests of other tokens"

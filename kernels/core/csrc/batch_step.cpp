@@ -1,0 +1,182 @@
+#include <algorithm>
+#include <string>
+
+#include "batch.h"
+#include "errors.h"
+
+namespace triptych {
+
+// ------------------------------------------------------------------ the next step
+
+bool Batch::Plan(int64_t budget, int64_t most_per_sequence, int64_t logits_budget) {
+  Require(!step_.written, "plan: the step is written");
+  Require(most_per_sequence >= 1, "plan: most_per_sequence is below 1");
+  EndStep();
+  const auto lacks = [](const RunningSequence* sequence) { return sequence->num_lacking() > 0; };
+  const auto lacking = std::count_if(order_.begin(), order_.end(), lacks);
+  int64_t spare = std::max<int64_t>(0, budget - lacking);
+  step_.most_per_sequence = most_per_sequence;
+  step_.logits_left = std::max<int64_t>(0, logits_budget - static_cast<int64_t>(order_.size()));
+  for (RunningSequence* sequence : order_) {
+    if (!lacks(sequence)) continue;
+    const int64_t wanted =
+        1 + std::min({sequence->num_lacking() - int64_t{1}, spare, most_per_sequence - 1});
+    const int64_t num_tokens = sequence->Fitting(wanted, 1 + step_.logits_left);
+    if (!Prepare(sequence, num_tokens)) {
+      step_.Clear();
+      return false;
+    }
+    const Row& row = step_.Add(sequence, static_cast<int32_t>(num_tokens));
+    step_.logits_left -= std::max(0, row.num_logits() - 1);
+    spare -= num_tokens - 1;
+  }
+  step_.planned = true;
+  return true;
+}
+
+int64_t Batch::Schedule(int64_t id, int64_t most) {
+  RunningSequence& sequence = Find(id);
+  Require(step_.planned, "schedule: no step is planned");
+  Require(!step_.written, "schedule: the step is written");
+  Require(sequence.row == kNoRow, "schedule: the sequence has a row");
+  const int64_t wanted = std::min({int64_t{sequence.num_lacking()}, most, step_.most_per_sequence});
+  const int64_t num_tokens = sequence.Fitting(wanted, step_.logits_left);
+  if (num_tokens < 1 || !Prepare(&sequence, num_tokens)) return 0;
+  step_.logits_left -= step_.Add(&sequence, static_cast<int32_t>(num_tokens)).num_logits();
+  return num_tokens;
+}
+
+bool Batch::Prepare(RunningSequence* sequence, int64_t num_tokens) {
+  const int32_t start = sequence->num_computed;
+  return tables_.Prepare(&sequence->table, sequence->num_tokens(), start,
+                         start + static_cast<int32_t>(num_tokens));
+}
+
+const std::vector<Sample>& Batch::Samples() {
+  step_.CollectSamples(&samples_);
+  return samples_;
+}
+
+std::vector<Score> Batch::Scores() const {
+  std::vector<Score> scores;
+  for (const Row& row : step_.rows) {
+    if (row.num_scored > 0) {
+      scores.push_back({row.sequence->id, row.first_logits, row.start, row.num_scored});
+    }
+  }
+  return scores;
+}
+
+void Batch::Write(std::byte* slot, size_t slot_bytes, uint64_t step_id) {
+  Require(step_.in_flight(), "write: no step with rows is planned");
+  Require(!step_.written, "write: the step is written");
+  writer_.Write(slot, slot_bytes, step_id, step_, tables_.copies());
+  step_.written = true;
+}
+
+// ------------------------------------------------------------------ the end of a step
+
+const Outcome& Batch::Apply(const std::vector<int32_t>& tokens) {
+  Require(step_.written, "apply: no step is written");
+  step_.CollectSamples(&samples_);
+  if (tokens.size() != samples_.size()) {
+    throw BrokenInvariant("apply: " + std::to_string(tokens.size()) + " tokens for " +
+                          std::to_string(samples_.size()) + " samples");
+  }
+  const bool all_finite =
+      std::all_of(tokens.begin(), tokens.end(), [](int32_t token) { return token >= 0; });
+  if (!all_finite) {
+    Require(*std::min_element(tokens.begin(), tokens.end()) >= kNotFinite,
+            "apply: a token id is below -1");
+  }
+  tables_.FinishCopies();
+  for (size_t i = 0; !all_finite && i < tokens.size(); ++i) {
+    if (tokens[i] != kNotFinite) continue;
+    // What led to such logits may be as broken.
+    RunningSequence* sequence = samples_[i].sequence;
+    for (const int32_t block : sequence->table.blocks) tables_.cache().Forget(block);
+    CeaseCaching(sequence);
+  }
+  for (const Row& row : step_.rows) Progress(row.sequence, row.num_tokens);
+  for (const Rider& rider : step_.riders) {
+    Progress(rider.sequence, step_.rows[rider.row].num_tokens);
+  }
+  step_.Clear();
+
+  outcome_.request_ids.clear();
+  outcome_.token_ids = tokens;
+  outcome_.finishes.clear();
+  outcome_.finished.clear();
+  outcome_.finished_tokens.clear();
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    RunningSequence* sequence = samples_[i].sequence;
+    const bool wanted = !sequence->closed && !sequence->rules.held;
+    outcome_.request_ids.push_back(wanted ? sequence->rules.request_id : -1);
+    outcome_.finishes.push_back(wanted ? Take(sequence, tokens[i]) : kFinishNone);
+  }
+  RemoveFinished();
+  ReleaseClosing();
+  return outcome_;
+}
+
+void Batch::Progress(RunningSequence* sequence, int32_t num_tokens) {
+  const int32_t size = tables_.block_size();
+  const int32_t before = sequence->num_computed / size;
+  sequence->num_computed += num_tokens;
+  if (!sequence->cached) return;
+  const int32_t after = sequence->num_computed / size;
+  for (int32_t i = before; i < after; ++i) {
+    tables_.cache().AddFull(sequence->table.blocks[i], sequence->digests[i + 1],
+                            sequence->digests[i],
+                            sequence->tokens.data() + static_cast<size_t>(i) * size);
+  }
+  if (!sequence->closed) DropPending(*sequence, before, after);
+}
+
+// The drawn token; a sequence that ends gives its blocks back here, and is removed by the caller.
+uint8_t Batch::Take(RunningSequence* sequence, int32_t token) {
+  uint8_t finish = kFinishNotFinite;
+  if (token != kNotFinite) {
+    sequence->tokens.push_back(token);
+    finish = sequence->Finish();
+    if (finish == kFinishNone) {
+      ExtendDigests(sequence);
+      return finish;
+    }
+  }
+  DropPending(*sequence);
+  sequence->closed = true;
+  Release(*sequence);
+  outcome_.finished.push_back(sequence->id);
+  outcome_.finished_tokens.push_back(sequence->num_tokens());
+  return finish;
+}
+
+// A token was added: with it, a block may have all its tokens.
+void Batch::ExtendDigests(RunningSequence* sequence) {
+  const auto size = static_cast<size_t>(tables_.block_size());
+  const size_t count = sequence->tokens.size();
+  if (!sequence->cached || count % size != 0) return;
+  const Digest parent = sequence->digests.back();
+  sequence->digests.push_back(BlockDigest(parent, sequence->tokens.data() + count - size, size));
+  AddPending(*sequence, count / size - 1, count / size);
+}
+
+void Batch::RemoveFinished() {
+  if (outcome_.finished.empty()) return;
+  const auto closed = [](const RunningSequence* sequence) { return sequence->closed; };
+  order_.erase(std::remove_if(order_.begin(), order_.end(), closed), order_.end());
+  for (const int64_t id : outcome_.finished) by_id_.erase(id);
+}
+
+void Batch::Abandon() {
+  Require(step_.in_flight(), "abandon: no step is in flight");
+  EndStep();
+}
+
+void Batch::EndStep() {
+  step_.Clear();
+  ReleaseClosing();
+}
+
+}  // namespace triptych

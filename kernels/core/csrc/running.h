@@ -1,0 +1,70 @@
+// Twin of engine_core/running.py: a running sequence.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "blake2b.h"
+#include "block_tables.h"
+
+namespace triptych {
+
+// engine_core/batch.py
+constexpr int32_t kNotFinite = -1;
+constexpr uint8_t kFinishNone = 0;
+constexpr uint8_t kFinishStop = 1;
+constexpr uint8_t kFinishLength = 2;
+constexpr uint8_t kFinishNotFinite = 255;
+
+// engine_core/batch.py SequenceRules
+struct SequenceRules {
+  int64_t request_id = 0;
+  int64_t num_prompt = 0;
+  int64_t max_tokens = 0;
+  int64_t max_len = 0;
+  std::vector<int64_t> stop_token_ids;  // ascending
+  bool held = false;
+  bool score_prompt = false;
+  bool cached = true;
+};
+
+constexpr int32_t kNoRow = -1;
+
+struct RunningSequence {
+  int64_t id;
+  SequenceRules rules;
+  std::vector<int32_t> tokens;
+  BlockTable table;
+  std::vector<Digest> digests;  // the root and those of all whole blocks; empty if not cached
+  int32_t num_computed = 0;
+  int32_t row = kNoRow;  // in the planned step: its own, or the one that it rides on
+  bool cached = false;
+  bool closed = false;
+
+  int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t num_lacking() const { return num_tokens() - num_computed; }
+
+  uint8_t Finish() const {
+    const auto& stops = rules.stop_token_ids;
+    if (!stops.empty() && std::binary_search(stops.begin(), stops.end(), tokens.back())) {
+      return kFinishStop;
+    }
+    const int64_t most = std::min(rules.max_len, rules.num_prompt + rules.max_tokens);
+    return num_tokens() >= most ? kFinishLength : kFinishNone;
+  }
+
+  int64_t NumScored(int64_t num_tokens) const {
+    if (!rules.score_prompt) return 0;
+    return std::max<int64_t>(0, std::min(num_tokens, rules.num_prompt - 1 - num_computed));
+  }
+
+  // Tokens of the next `num_tokens` that need no more than `num_logits` rows of logits.
+  int64_t Fitting(int64_t num_tokens, int64_t num_logits) const {
+    const int64_t scored = NumScored(num_tokens);
+    if (scored > num_logits) return num_logits;
+    return scored + (num_tokens == num_lacking()) > num_logits ? num_tokens - 1 : num_tokens;
+  }
+};
+
+}  // namespace triptych

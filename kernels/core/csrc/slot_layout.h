@@ -1,0 +1,37 @@
+// A slot of the step ring, as engine_core/layout.py StepLayout computes it: extents, and the byte
+// offset of each int32 array from the slot's start.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace triptych {
+
+struct SlotLayout {
+  size_t max_tokens;
+  size_t max_rows;
+  size_t max_blocks_per_row;
+  size_t max_logits;
+  size_t slot_bytes;
+  size_t token_ids;
+  size_t positions;
+  size_t slots;
+  size_t row_starts;
+  size_t kv_lengths;
+  size_t logits_tokens;
+  size_t copy_sources;
+  size_t copy_targets;
+  size_t block_tables;
+};
+
+// engine_core/layout.py STEP_HEADER
+struct StepHeader {
+  uint64_t step_id;
+  uint32_t num_tokens;
+  uint32_t num_rows;
+  uint32_t num_logits;
+  uint32_t num_copies;
+};
+static_assert(sizeof(StepHeader) == 24, "STEP_HEADER has no padding");
+
+}  // namespace triptych

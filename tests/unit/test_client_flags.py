@@ -1,0 +1,113 @@
+"""The flags of `generate` and `chat`: every sampling field can be said, and bad ones are named."""
+
+import argparse
+import io
+
+import pytest
+
+from triptych.services.cli.choices import Choices
+from triptych.services.cli.client_flags import (
+    add_choice_flags,
+    choice_params,
+    client_parser,
+    label_request,
+)
+from triptych.services.runtime.lifecycle import StartupError
+from triptych.v1 import common_pb2, inference_pb2
+
+EVERYTHING = (
+    "--max-tokens 9 --min-tokens 1 --temperature 0.5 --top-k 3 --top-p 0.5 --min-p 0.25 --seed 7 "
+    "--stop x --stop-token-id 4 --ignore-eos --typical-p 0.5 --top-n-sigma 1.5 "
+    "--repetition-penalty 1.25 --presence-penalty -1 --frequency-penalty 0.5 "
+    "--no-repeat-ngram-size 3 --logit-bias 5=-1.5 --logit-bias 6=2 --allowed-token-id 8 "
+    "--bad-word bad --logits-processor plain --logits-processor name={\"a\":1} "
+    "--n 2 --best-of 4 --beam-width 3 --length-penalty 0.5 --early-stopping never "
+    "--logprobs 2 --prompt-logprobs 0"
+)  # fmt: skip
+
+
+def parse(line: str) -> argparse.Namespace:
+    parser = client_parser("test", "")
+    add_choice_flags(parser)
+    return parser.parse(line.split())
+
+
+def test_every_sampling_field_has_a_flag() -> None:
+    params = choice_params(parse(EVERYTHING))
+    said = {field.name for field, _ in params.ListFields()}
+    every = {field.name for field in common_pb2.SamplingParams.DESCRIPTOR.fields}
+    about_text = {"include_stop_str_in_output", "skip_special_tokens", "bad_words_token_ids"}
+    assert said == every - about_text
+    assert dict(params.logit_bias) == {5: -1.5, 6: 2.0}
+    assert list(params.allowed_token_ids.ids) == [8]
+    assert [(each.name, each.argument) for each in params.logits_processors] == [
+        ("plain", ""), ("name", '{"a":1}')
+    ]  # fmt: skip
+    assert params.beam == common_pb2.BeamSearch(
+        width=3, length_penalty=0.5, early_stopping=common_pb2.EARLY_STOPPING_NEVER
+    )
+    assert params.HasField("prompt_logprobs")
+
+
+def test_nothing_given_is_nothing_set() -> None:
+    assert choice_params(parse("")) == common_pb2.SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("--logit-bias 5", "--logit-bias: '5'"),
+        ("--logit-bias x=1", "--logit-bias: 'x=1'"),
+        ("--logit-bias=-1=1", "--logit-bias: -1"),
+        ("--allowed-token-id -1", "--allowed-token-id: -1"),
+        ("--n -1", "--n: -1"),
+        ("--no-repeat-ngram-size -1", "--no-repeat-ngram-size: -1"),
+        ("--beam-width -1", "--beam-width: -1"),
+        ("--length-penalty 1", "need --beam-width"),
+        ("--early-stopping true", "need --beam-width"),
+    ],
+)
+def test_what_fits_no_field_is_named(line: str, shown: str) -> None:
+    with pytest.raises(StartupError, match=shown):
+        choice_params(parse(line))
+
+
+def test_labels() -> None:
+    request = inference_pb2.GenerateRequest()
+    label_request(request, parse("--tenant t --cache-salt s --priority -2 --queue-timeout 1.5"))
+    assert (request.tenant, request.cache_salt, request.priority) == ("t", "s", -2)
+    assert request.queue_timeout_ms == 1500
+    plain = inference_pb2.ChatRequest()
+    label_request(plain, parse(""))
+    assert plain == inference_pb2.ChatRequest()
+    with pytest.raises(StartupError, match="--queue-timeout"):
+        label_request(request, parse("--queue-timeout -1"))
+
+
+class FakeCall:
+    """A finished stream of two choices."""
+
+    def __iter__(self):  # type: ignore[no-untyped-def]  # two lines of a test
+        top = common_pb2.TopLogprob(token_id=1, text="b", logprob=-0.5)
+        row = common_pb2.TokenLogprob(token_id=2, text="a", logprob=-1.25, rank=2, top=[top])
+        yield inference_pb2.GenerateResponse(
+            index=1, text="one", prompt_logprobs=[common_pb2.TokenLogprob(text="p")]
+        )
+        yield inference_pb2.GenerateResponse(index=0, text="nu", logprobs=[row])
+        yield inference_pb2.GenerateResponse(index=0, text="ll\n", score=-0.5)
+
+    def cancel(self) -> bool:
+        return True
+
+
+def test_choices_and_logprobs_as_text() -> None:
+    choices = Choices(FakeCall())
+    assert len(list(choices)) == 3
+    out, err = io.StringIO(), io.StringIO()
+    choices.print_texts(out)
+    choices.print_logprobs(err)
+    assert out.getvalue() == "[choice 0, score -0.5000]\nnull\n[choice 1]\none\n"
+    lines = err.getvalue().splitlines()
+    assert [line.split() for line in lines] == [
+        ["[prompt]"], ["'p'"], ["[choice", "0]"], ["-1.2500", "2", "'a'", "'b'", "-0.5000"],
+    ]  # fmt: skip
