@@ -6,6 +6,7 @@ Any bytes are survived.
 import struct
 from array import array
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -51,8 +52,7 @@ beams = st.builds(
 def sampling(draw: st.DrawFn, n: st.SearchStrategy[int]) -> SamplingParams:
     max_tokens = draw(st.integers(1, 2**32 - 1))
     biases = st.dictionaries(u32, within(-100, 100), max_size=8)
-    beam = draw(st.none() | beams)
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens)),
         temperature=draw(within(0, 100)),
@@ -61,20 +61,25 @@ def sampling(draw: st.DrawFn, n: st.SearchStrategy[int]) -> SamplingParams:
         min_p=draw(within(0, 1)),
         typical_p=draw(within(0, 1)),
         top_n_sigma=draw(within(0, 1000)),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        stop_token_ids=draw(token_lists),
+        logprobs=draw(st.integers(NO_LOGPROBS, 2**31)),
+        prompt_logprobs=draw(st.integers(NO_LOGPROBS, 2**31)),
+    )
+    beam = draw(st.none() | beams)
+    if beam is not None:  # nothing that changes logits beside it
+        return replace(params, beam=beam, n=min(draw(n), beam.width))
+    return replace(
+        params,
         repetition_penalty=draw(within(0.125, 100)),
         presence_penalty=draw(within(-2, 2)),
         frequency_penalty=draw(within(-2, 2)),
         no_repeat_ngram_size=draw(u32),
-        seed=draw(st.integers(0, 2**64 - 1)),
-        stop_token_ids=draw(token_lists),
         logit_bias=tuple(sorted(draw(biases).items())),
         allowed_token_ids=draw(st.none() | some_tokens),
         bad_words=draw(st.lists(some_tokens, max_size=4).map(tuple)),
         processors=draw(st.lists(st.tuples(st.text(), st.text()), max_size=3).map(tuple)),
-        logprobs=draw(st.integers(NO_LOGPROBS, 2**31)),
-        prompt_logprobs=draw(st.integers(NO_LOGPROBS, 2**31)),
-        n=draw(n) if beam is None else min(draw(n), beam.width),
-        beam=beam,
+        n=draw(n),
     )
 
 
