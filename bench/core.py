@@ -126,7 +126,7 @@ def measure(size: int, *, quick: bool) -> tuple[float, float]:
     native = Core(cast(BatchFactory, NativeBatch), size)
     python = Core(PythonBatch, size)
     check(native, python, 3 if quick else 10)
-    peer = python.times(max(10, (500 if quick else 2000) // size))
+    peer = python.times(min(1000, max(10, (500 if quick else 2000) // size)))
     ours = native.times(200 if quick else 1000)
     for name, times in (("native", ours), ("python", peer)):
         p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
