@@ -159,7 +159,8 @@ def _beam(raw: common_pb2.SamplingParams) -> BeamParams | None:
         return None
     for field, harmless in _NOT_BESIDE_BEAM.items():
         value = getattr(raw, field)
-        if raw.HasField(field) and value not in harmless:  # type: ignore[arg-type]  # names of ours
+        # The stub takes literals only; field is a key of the table.
+        if raw.HasField(field) and value not in harmless:  # type: ignore[arg-type]
             raise InvalidRequest(field, f"{value} beside beam: beam search does not sample")
     if raw.HasField("best_of"):
         raise InvalidRequest("best_of", f"{raw.best_of} beside beam: the width says how many")
@@ -259,7 +260,8 @@ def _seed(raw: common_pb2.SamplingParams, default_seed: int | None) -> int:
 
 
 def _float(raw: common_pb2.SamplingParams, field: str, default: float) -> float:
-    given = raw.HasField(field)  # type: ignore[arg-type]  # names of ours
+    # The stub takes literals only; callers here pass names of optional float fields.
+    given = raw.HasField(field)  # type: ignore[arg-type]
     return decimal(getattr(raw, field)) if given else default
 
 

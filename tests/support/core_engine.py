@@ -72,6 +72,9 @@ class Shape:
         )
 
 
+BIG = Shape(num_blocks=64, max_model_len=60, max_num_seqs=8, max_num_batched_tokens=64)
+
+
 class Scored(NamedTuple):
     """A Logprobs."""
 
@@ -247,6 +250,13 @@ class HashSampler:
                 found = candidates(context, state.params.logprobs, state.banned)
                 logprobs[sample] = Scored(logprob(context, token_id), 1, *found)
         return tokens, logprobs
+
+
+def wish(number: int, prompt: int = 2, max_tokens: int = 3, priority: int = 0) -> Request:
+    """A plain request whose prompt counts up from its number."""
+    tokens = tuple((number + index) % VOCABULARY for index in range(prompt))
+    params = SamplingParams(max_tokens=max_tokens)
+    return Request(RequestId(number), tokens, params, priority)
 
 
 @dataclass
