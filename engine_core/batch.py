@@ -30,6 +30,9 @@ NOT_FINITE = -1
 FINISH_NONE = 0
 FINISH_STOP = 1
 FINISH_LENGTH = 2
+UNKNOWN_DRAFT = -1
+"""As a drafted token: the executor's draft model is to guess it, and says so when it is done."""
+
 FINISH_NOT_FINITE = 255
 """In Outcome.finishes: the sequence ends with an error, its token is none."""
 
@@ -76,14 +79,18 @@ class Score(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step meant, in columns over its samples, in the order of `samples()`.
+    """What a step meant, in columns: an entry for each sample whose token was taken or is nobody's,
+    in the order of `samples()`. Without drafts these are all samples.
 
-    `request_ids` int64: -1 for a sample that is nobody's (closed in flight, or held).
-    `token_ids` int32; `finishes` uint8: FINISH_*. A sequence with a finish is closed by then, its
-    blocks given back; `finished` names those, in sample order, and `finished_tokens` says how many
-    tokens each had, prompt included.
+    `samples` int32: the index of the sample. `request_ids` int64: -1 for a sample that is nobody's
+    (closed in flight, or held). `token_ids` int32; `finishes` uint8: FINISH_*. A sequence with a
+    finish is closed by then, its blocks given back; `finished` names those, in sample order, and
+    `finished_tokens` says how many tokens each had, prompt included. Of a sequence with drafts the
+    entries are those of its samples from the first on, up to the first whose token is not the
+    draft, or ends the sequence, or is NOT_FINITE; one entry if it is nobody's.
     """
 
+    samples: "array[int]"
     request_ids: "array[int]"
     token_ids: "array[int]"
     finishes: "array[int]"
@@ -152,6 +159,14 @@ class Batch(Protocol):
         """
         ...
 
+    def draft(self, sequence_id: SequenceId, token_ids: Sequence[int]) -> None:
+        """Guesses of the tokens that follow a sequence's own, for the next `plan` alone.
+
+        The last call counts. A guess may be UNKNOWN_DRAFT, then all behind it are too. Held
+        sequences and those without an output token have none (AssertionError).
+        """
+        ...
+
     # ------------------------------------------------------------------ a step
 
     def plan(self, budget: int, most_per_sequence: int, logits_budget: int) -> bool:
@@ -161,7 +176,13 @@ class Batch(Protocol):
         more, none above `most_per_sequence` tokens. `logits_budget` bounds the logits rows: 1 kept
         for each running sequence, what is left goes to those that score their prompt.
         False, with no rows planned, if blocks lack: close somebody (the last in order) and ask
-        again. May be called again while nothing is written: it plans anew.
+        again. May be called again while nothing is written: it plans anew, with the same drafts.
+
+        Then, when all have theirs, drafts: a row that samples is followed by as many of its
+        sequence's guesses, first ones first and sequences in order, as tokens and logits rows are
+        left for, as the sequence may still get output tokens beside the one drawn without them
+        (max_tokens, max_len), and as blocks can be had: all that fit, never at the cost of a
+        sequence. Each drafted token is one more token and one more logits row.
         """
         ...
 
@@ -182,11 +203,12 @@ class Batch(Protocol):
 
     @property
     def num_logits(self) -> int:
-        """Logits rows of the planned step: one for each sampling row, and those of `scores()`."""
+        """Logits rows of the planned step: one for each of `samples()` but forks, which share one,
+        and those of `scores()`."""
         ...
 
     def rows(self) -> list[ScheduledSequence]:
-        """The planned step's rows: for tests and logs."""
+        """The planned step's rows, drafted tokens included: for tests and logs."""
         ...
 
     def copies(self) -> list[tuple[int, int]]:
@@ -194,7 +216,23 @@ class Batch(Protocol):
         ...
 
     def samples(self) -> tuple["array[int]", "array[int]"]:
-        """Sequence ids (int64) and logits rows (int32) of the tokens to be drawn."""
+        """Sequence ids (int64) and logits rows (int32) of the tokens to be drawn.
+
+        A sequence with d drafts has d + 1 samples, one behind the other: its next token, and what
+        follows if that is the first draft, and so on.
+        """
+        ...
+
+    def drafts(self) -> "array[int]":
+        """For each of `samples()` the drafted token behind it (int32): the next sample counts only
+        if that is what is drawn here. UNKNOWN_DRAFT - 1, which is no token, behind the last."""
+        ...
+
+    def fill_drafts(self, token_ids: Sequence[int]) -> None:
+        """The unknown drafts of the step in flight, in the order of `samples()`.
+
+        Raises ValueError, with nothing filled, unless these are as many token ids >= 0.
+        """
         ...
 
     def scores(self) -> list[Score]:
@@ -209,10 +247,14 @@ class Batch(Protocol):
         """
         ...
 
-    def apply(self, token_ids: Sequence[int]) -> Outcome:
+    def apply(self, token_ids: Sequence[int], complete: Sequence[int] = ()) -> Outcome:
         """The step was computed: progress, newly full blocks into the cache, tokens appended.
 
-        `token_ids`: one for each of `samples()`, NOT_FINITE where none was drawn.
+        `token_ids`: one for each of `samples()`, NOT_FINITE where none was drawn, or none counts
+        because an earlier token of the sequence was not its draft. A drafted token is taken only
+        where it is what was drawn; of the others nothing stays, and blocks that only they needed
+        are given back. `complete`, ascending: samples whose token, when it is taken,
+        ends the sequence (FINISH_STOP), whatever it is. Unknown drafts must be filled.
         """
         ...
 

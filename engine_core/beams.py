@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from triptych.engine_core.beam_search import BeamSearch, Candidates, Extension, Hypothesis
+from triptych.engine_core.errors import InvalidRequest, RequestError
 from triptych.engine_core.ids import RequestId
+from triptych.engine_core.outputs import OutputColumns
 from triptych.engine_core.request import Request
 from triptych.engine_core.roster import Roster
 from triptych.engine_core.sequence import Sequence, SequenceState
-from triptych.engine_core.step import Logprobs
+from triptych.engine_core.step import Logprobs, Started
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +103,28 @@ class BeamGroups:
         group.candidates.clear()
         self._extend(group, extensions)
         return group if group.search.done else None
+
+    def finish(self, group: BeamGroup, columns: OutputColumns) -> list[int]:
+        """A search is over: the wanted hypotheses go out. How many tokens each of them has."""
+        lengths, stops = [], group.request.params.stop_token_ids
+        for request_id, hypothesis in group.results():
+            if hypothesis is None:
+                reason = "the beam search found fewer hypotheses"
+                columns.fail(request_id, InvalidRequest("n", reason))
+            else:
+                columns.started.append(Started(request_id, 0))
+                columns.hypothesis(request_id, hypothesis, stops)
+            lengths.append(len(hypothesis.tokens) if hypothesis else 0)
+        self.end(group)
+        return lengths
+
+    def fail(self, group: BeamGroup, columns: OutputColumns, error: RequestError) -> int:
+        """A search ends with an error. For how many choices."""
+        count = len(group.wanted)
+        for request_id in group.wanted:
+            columns.fail(request_id, error)
+        self.end(group)
+        return count
 
     def end(self, group: BeamGroup) -> None:
         """A search is over: its sequences end."""

@@ -85,6 +85,13 @@ class BlockTables:
             self._release(old)
         return True
 
+    def extend(self, table: list[BlockId], num_tokens: int) -> int:
+        """Make `table` long enough for `num_tokens` tokens, or as long as free blocks last. Returns
+        for how many of these tokens it has blocks."""
+        growth = self.num_blocks_for(num_tokens) - len(table)
+        table += self._allocate(max(0, min(growth, self.pool.num_free)))
+        return min(num_tokens, len(table) * self.block_size)
+
     def _holders(self, block: BlockId) -> int:
         """How many tables have the block."""
         references = self.pool.references(block)
@@ -117,6 +124,11 @@ class BlockTables:
         """
         for block in reversed(table):
             self._release(block)
+
+    def cut(self, table: list[BlockId], num_tokens: int) -> None:
+        """Give up the blocks that `num_tokens` tokens do not need, last block first."""
+        while len(table) > self.num_blocks_for(num_tokens):
+            self._release(table.pop())
 
     def _release(self, block: BlockId) -> None:
         if self.pool.release(block, to_front=block not in self.cache):

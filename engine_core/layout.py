@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 MAGIC = 0x4843_5954_5049_5254  # "TRIPTYCH" as little-endian bytes
 HEADER_BYTES = 4096
 ALIGNMENT = 64
@@ -54,7 +54,8 @@ def _aligned(size: int) -> int:
 class StepLayout:
     """A slot of the step ring: a STEP_HEADER, then int32 arrays.
 
-    token_ids   [max_tokens]          the tokens to compute, rows one after another
+    token_ids   [max_tokens]          the tokens to compute, rows one after another; -1: a token
+                                      behind a row's own, for the executor's draft model to guess
     positions   [max_tokens]          position of each in its sequence
     slots       [max_tokens]          where its key and value go: block * block_size + offset
     row_starts  [max_rows + 1]        row r owns tokens [row_starts[r], row_starts[r + 1])

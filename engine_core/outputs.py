@@ -44,17 +44,23 @@ class OutputColumns:
     def take(
         self, outcome: Outcome, sequence_ids: "array[int]", result: StepResult
     ) -> tuple["array[int]", "array[int]"]:
-        """The tokens of a step, before all else. Returns the sequences that got one, and them."""
-        logprobs = result.logprobs
+        """The tokens of a step, before all else. Returns the sequences that got one, and them: a
+        sequence for each of its tokens, in order."""
+        logprobs, samples = result.logprobs, outcome.samples
         columns = outcome.request_ids, outcome.token_ids, outcome.finishes
-        whole = FINISH_NOT_FINITE not in outcome.finishes if outcome.finished else True
-        if whole and NOBODY not in outcome.request_ids:
+        failed = FINISH_NOT_FINITE in outcome.finishes if outcome.finished else False
+        if not failed and NOBODY not in outcome.request_ids:
             self._request_ids, self._token_ids, self._finishes = columns
-            self._logprobs = logprobs
-            return sequence_ids, outcome.token_ids
+            if len(samples) == len(sequence_ids):
+                self._logprobs = logprobs
+                return sequence_ids, outcome.token_ids
+            if logprobs:
+                entries = ((entry, logprobs.get(sample)) for entry, sample in enumerate(samples))
+                self._logprobs = {entry: found for entry, found in entries if found is not None}
+            return array("q", [sequence_ids[sample] for sample in samples]), outcome.token_ids
         appended: array[int] = array("q")
         kept: dict[int, Logprobs] = {}
-        for sample, (request_id, token_id, finish) in enumerate(zip(*columns, strict=True)):
+        for sample, request_id, token_id, finish in zip(samples, *columns, strict=True):
             if request_id == NOBODY:
                 continue
             if finish == FINISH_NOT_FINITE:

@@ -1,17 +1,19 @@
 """The step that is planned or in flight: its rows, and what of them is wanted."""
 
+from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from triptych.engine_core.batch import Score
+from triptych.engine_core.batch import UNKNOWN_DRAFT, Score
 from triptych.engine_core.running import RunningSequence
 from triptych.engine_core.step import ScheduledSequence
 
 
 class Row(NamedTuple):
-    """Compute tokens [start, start + num_tokens) of a sequence.
+    """Compute tokens [start, start + num_tokens) of a sequence, and `drafts` behind them.
 
     Its logits rows are [logits_row, logits_row + num_logits): of its first `num_scored` tokens,
-    and of its last one if it `samples`.
+    and, if it `samples`, of its last one and of each draft. Only a row that samples has drafts.
     """
 
     sequence: RunningSequence
@@ -21,21 +23,37 @@ class Row(NamedTuple):
     samples: bool
     first_token: int
     logits_row: int
+    drafts: "array[int]"
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that the step computes, drafts included."""
+        return self.num_tokens + len(self.drafts)
 
     @property
     def end(self) -> int:
-        """Behind the last token, in the sequence."""
-        return self.start + self.num_tokens
+        """Behind the last draft, in the sequence."""
+        return self.start + self.num_computed
+
+    @property
+    def num_samples(self) -> int:
+        """Tokens to be drawn for it."""
+        return self.samples + len(self.drafts)
 
     @property
     def num_logits(self) -> int:
         """Rows of logits."""
-        return self.num_scored + self.samples
+        return self.num_scored + self.num_samples
+
+    @property
+    def first_sample_row(self) -> int:
+        """The row of logits from which its first token is drawn."""
+        return self.logits_row + self.num_scored
 
 
 class Rider(NamedTuple):
     """A sequence that was forked from a row's while the step was planned: it progresses with the
-    row, and samples from its logits if it samples."""
+    row, and samples from its logits if it samples. A row with drafts has none."""
 
     sequence: RunningSequence
     row: Row
@@ -60,8 +78,8 @@ class PlannedStep:
         self.is_written = False
         self._row_of: dict[RunningSequence, Row] = {}
 
-    def add(self, sequence: RunningSequence, num_tokens: int) -> Row:
-        """A row for the next `num_tokens` tokens of a sequence."""
+    def add(self, sequence: RunningSequence, num_tokens: int, drafts: Sequence[int] = ()) -> Row:
+        """A row for the next `num_tokens` tokens of a sequence, and `drafts` behind its last."""
         row = Row(
             sequence=sequence,
             start=sequence.num_computed,
@@ -70,10 +88,12 @@ class PlannedStep:
             samples=num_tokens == sequence.num_lacking,
             first_token=self.num_tokens,
             logits_row=self.num_logits,
+            drafts=array("i", drafts),
         )
+        assert row.samples or not row.drafts, "drafts stand behind a sequence's last token"
         self.rows.append(row)
         self._row_of[sequence] = row
-        self.num_tokens += num_tokens
+        self.num_tokens += row.num_computed
         self.num_logits += row.num_logits
         return row
 
@@ -90,14 +110,47 @@ class PlannedStep:
     def scheduled(self) -> list[ScheduledSequence]:
         """The rows as values."""
         return [
-            ScheduledSequence(row.sequence.sequence_id, row.start, row.num_tokens, row.samples)
+            ScheduledSequence(row.sequence.sequence_id, row.start, row.num_computed, row.samples)
             for row in self.rows
         ]
 
-    def samples(self) -> list[tuple[RunningSequence, int]]:
-        """Who samples, from which logits row: rows in order, then riders as they were forked."""
+    def samplers(self) -> list[Rider]:
+        """Who samples, with the row: rows in order, then riders as they were forked. Each has the
+        row's `num_samples` samples, one behind the other."""
         owners = [Rider(row.sequence, row) for row in self.rows] + self.riders
-        return [(owner, row.logits_row + row.num_scored) for owner, row in owners if row.samples]
+        return [owner for owner in owners if owner.row.samples]
+
+    def samples(self) -> tuple["array[int]", "array[int]"]:
+        """Sequence ids (int64) and logits rows (int32) of the samples."""
+        ids, logits_rows = array("q"), array("i")
+        for sequence, row in self.samplers():
+            ids.extend([sequence.sequence_id] * row.num_samples)
+            logits_rows.extend(range(row.first_sample_row, row.first_sample_row + row.num_samples))
+        return ids, logits_rows
+
+    def drafts(self) -> "array[int]":
+        """For each sample the draft behind it; UNKNOWN_DRAFT - 1 for none."""
+        drafts = array("i")
+        for _, row in self.samplers():
+            drafts.extend(row.drafts)
+            drafts.append(UNKNOWN_DRAFT - 1)
+        return drafts
+
+    def fill_drafts(self, token_ids: "array[int]") -> None:
+        """The unknown drafts, in the order of the samples. ValueError unless there are as many,
+        and these are tokens."""
+        unknown = [
+            (row.drafts, index)
+            for row in self.rows
+            for index, token_id in enumerate(row.drafts)
+            if token_id == UNKNOWN_DRAFT
+        ]
+        if len(token_ids) != len(unknown):
+            raise ValueError(f"drafts: {len(token_ids)} token ids, {len(unknown)} are unknown")
+        if min(token_ids, default=0) < 0:
+            raise ValueError(f"drafts: token id {min(token_ids)} is below 0")
+        for (drafts, index), token_id in zip(unknown, token_ids, strict=True):
+            drafts[index] = token_id
 
     def scores(self) -> list[Score]:
         """The logits that are for prompt logprobs."""

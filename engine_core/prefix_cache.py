@@ -36,6 +36,17 @@ def chain_digests(parent: bytes, token_ids: Sequence[int], block_size: int) -> l
     return digests
 
 
+def split_digests(digests: bytes, num_tokens: int, block_size: int) -> list[bytes]:
+    """The root and the digests of the whole blocks of `num_tokens` tokens. ValueError unless these
+    are as many."""
+    wanted = DIGEST_BYTES * (1 + num_tokens // block_size)
+    if num_tokens < 1 or len(digests) != wanted:
+        raise ValueError(
+            f"digests: {len(digests)} bytes, {wanted} are those of {num_tokens} tokens"
+        )
+    return [digests[at : at + DIGEST_BYTES] for at in range(0, wanted, DIGEST_BYTES)]
+
+
 class CachedBlock(NamedTuple):
     """What a block that can be found holds. `digest` is None for one that is filled in part."""
 

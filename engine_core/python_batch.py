@@ -1,8 +1,8 @@
 """The running sequences in plain Python: what batch.Batch means, written to be read.
 
 Every order is part of the meaning (the C++ twin keeps to it, call by call): which block is taken
-first (block_tables.py), what is found (prefix_cache.py), who samples when (planned_step.py), and
-what is given back in which order (`apply` below).
+first (block_tables.py), what is found (prefix_cache.py), who samples when (planned_step.py), which
+drawn tokens count (taken_tokens.py), and what is given back in which order (`apply` below).
 """
 
 from array import array
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from triptych.engine_core.batch import (
     FINISH_NONE,
-    FINISH_NOT_FINITE,
     NOT_FINITE,
     Match,
     Outcome,
@@ -21,23 +20,21 @@ from triptych.engine_core.block_tables import BlockTables
 from triptych.engine_core.ids import BlockId, SequenceId
 from triptych.engine_core.layout import StepLayout
 from triptych.engine_core.planned_step import PlannedStep
-from triptych.engine_core.prefix_cache import (
-    DIGEST_BYTES,
-    Hit,
-    chain_digests,
-    root_digest,
-)
+from triptych.engine_core.planning import plan_step, prepare
+from triptych.engine_core.prefix_cache import Hit, chain_digests, root_digest, split_digests
 from triptych.engine_core.running import RunningSequence
 from triptych.engine_core.running_order import RunningOrder
 from triptych.engine_core.slot_writer import write_slot
 from triptych.engine_core.step import ScheduledSequence
+from triptych.engine_core.taken_tokens import TakenTokens, taken_tokens
 
 
 class PythonBatch:
     """Fits batch.Batch.
 
     A planned step with rows is in flight. `_closing` holds the sequences that were closed in
-    flight, in that order: no longer in `_open`, but with their blocks.
+    flight, in that order: no longer in `_open`, but with their blocks. `_guesses`: those that the
+    next plan, which may be tried again, fits in.
     """
 
     def __init__(
@@ -49,6 +46,7 @@ class PythonBatch:
         self._open = RunningOrder(block_size)
         self._closing: list[RunningSequence] = []
         self._step = PlannedStep()
+        self._guesses: dict[SequenceId, array[int]] = {}
         self.prefix_queries_total = 0
         self.prefix_hits_total = 0
 
@@ -65,20 +63,12 @@ class PythonBatch:
         """Look a text up; nothing changes. What is pending ends where `computed` may end."""
         if not self._prefix_caching:
             return Match(0, 0)
-        chain = self._split(digests, len(token_ids))
+        chain = split_digests(digests, len(token_ids), self.block_size)
         hit = self._tables.cache.lookup(token_ids, chain)
         computed = len(hit.blocks) * self.block_size + hit.num_copied
         end = len(hit.blocks) + self._open.num_pending(chain[len(hit.blocks) + 1 :])
         reach = min(end * self.block_size, len(token_ids) - 1)
         return Match(computed, max(0, reach - computed))
-
-    def _split(self, digests: bytes, num_tokens: int) -> list[bytes]:
-        size, wanted = DIGEST_BYTES, DIGEST_BYTES * (1 + num_tokens // self.block_size)
-        if num_tokens < 1 or len(digests) != wanted:
-            raise ValueError(
-                f"digests: {len(digests)} bytes, {wanted} are those of {num_tokens} tokens"
-            )
-        return [digests[at : at + size] for at in range(0, wanted, size)]
 
     def open(
         self,
@@ -98,7 +88,7 @@ class PythonBatch:
         assert len(token_ids) > 0, "open: no tokens"
         self._open.check_new(sequence_id, place)
         cached = rules.cached and self._prefix_caching
-        chain = self._split(digests, len(token_ids)) if cached else []
+        chain = split_digests(digests, len(token_ids), self.block_size) if cached else []
         looked_up = cached and not rules.score_prompt
         hit = self._tables.cache.lookup(token_ids, chain) if looked_up else Hit([], None, 0)
         sequence = RunningSequence(sequence_id, token_ids, rules, [], 0, chain)
@@ -120,16 +110,17 @@ class PythonBatch:
         self, sequence_id: SequenceId, new_id: SequenceId, rules: SequenceRules, place: int
     ) -> None:
         """Begin to run with the tokens, blocks and progress of another, and on its row if it has
-        one in the planned step. It is cached only if the other one is."""
+        one in the planned step, which has no drafts. It is cached only if the other one is."""
         parent = self._open[sequence_id]
         self._open.check_new(new_id, place)
+        row = self._step.row_of(parent)
+        assert row is None or not row.drafts, f"fork: sequence {sequence_id} has drafts in the step"
         digests = list(parent.digests) if parent.cached and rules.cached else []
         table = self._tables.share(parent.table)
         sequence = RunningSequence(
             new_id, parent.token_ids, rules, table, parent.num_computed, digests
         )
         self._open.enter(sequence, place)
-        row = self._step.row_of(parent)
         if row is not None:
             self._step.ride(sequence, row)
 
@@ -143,6 +134,7 @@ class PythonBatch:
     def close(self, sequence_id: SequenceId) -> None:
         """Cease to run; what is held is given back now, or when the step in flight is over."""
         sequence = self._open.leave(sequence_id)
+        self._guesses.pop(sequence_id, None)
         if self._step.rows:
             self._closing.append(sequence)
         else:
@@ -158,32 +150,28 @@ class PythonBatch:
             )
         self._tables.release(sequence.table)
 
+    def draft(self, sequence_id: SequenceId, token_ids: Sequence[int]) -> None:
+        """Guesses of what follows, until the step that has them is over; the last call counts."""
+        guesses, sequence = array("i", token_ids), self._open[sequence_id]
+        assert not self._step.is_written, "draft: the step is written"
+        sequence.check_guesses(guesses)
+        self._guesses[sequence_id] = guesses
+
     # ------------------------------------------------------------------ a step
 
     def plan(self, budget: int, most_per_sequence: int, logits_budget: int) -> bool:
         """Rows for the running sequences, in order; False, with no rows, if blocks lack.
 
-        Tokens and logits beyond one each go to the first in order. Those that have got their
-        blocks before one of them finds none keep them.
+        Those that have got their blocks before one of them finds none keep them.
         """
         assert not self._step.is_written, "plan: the step is written"
         assert most_per_sequence >= 1, f"most_per_sequence: {most_per_sequence} is below 1"
         self._end_step()
-        lacking = [sequence for sequence in self._open if sequence.num_lacking]
-        spare = max(0, budget - len(lacking))
-        step = PlannedStep(
-            most_per_sequence, max(0, logits_budget - len(self._open)), is_planned=True
+        step = plan_step(
+            self._open, self._guesses, self._tables, budget, most_per_sequence, logits_budget
         )
-        for sequence in lacking:
-            wanted = 1 + min(sequence.num_lacking - 1, spare, most_per_sequence - 1)
-            num_tokens = sequence.fitting(wanted, 1 + step.logits_left)
-            if not self._prepare(sequence, num_tokens):
-                return False
-            row = step.add(sequence, num_tokens)
-            step.logits_left -= max(0, row.num_logits - 1)
-            spare -= num_tokens - 1
-        self._step = step
-        return True
+        self._step = step or PlannedStep()
+        return step is not None
 
     def schedule(self, sequence_id: SequenceId, most: int) -> int:
         """A row for a sequence without one; the tokens it got, 0 and no row where none fits."""
@@ -193,14 +181,10 @@ class PythonBatch:
         assert step.row_of(sequence) is None, f"schedule: sequence {sequence_id} has a row"
         wanted = min(sequence.num_lacking, most, step.most_per_sequence)
         num_tokens = sequence.fitting(wanted, step.logits_left)
-        if num_tokens < 1 or not self._prepare(sequence, num_tokens):
+        if num_tokens < 1 or not prepare(self._tables, sequence, num_tokens):
             return 0
         step.logits_left -= step.add(sequence, num_tokens).num_logits
         return num_tokens
-
-    def _prepare(self, sequence: RunningSequence, num_tokens: int) -> bool:
-        start = sequence.num_computed
-        return self._tables.prepare(sequence.table, sequence.num_tokens, start, start + num_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -227,11 +211,17 @@ class PythonBatch:
 
     def samples(self) -> tuple["array[int]", "array[int]"]:
         """Sequence ids and logits rows: of the rows that sample, then of their forks."""
-        samples = self._step.samples()
-        return (
-            array("q", [owner.sequence_id for owner, _ in samples]),
-            array("i", [logits_row for _, logits_row in samples]),
-        )
+        return self._step.samples()
+
+    def drafts(self) -> "array[int]":
+        """The draft behind each sample; UNKNOWN_DRAFT - 1 for none."""
+        return self._step.drafts()
+
+    def fill_drafts(self, token_ids: Sequence[int]) -> None:
+        """The unknown drafts of the step in flight."""
+        filled = array("i", token_ids)
+        assert self._step.is_written, "fill_drafts: the step is not written"
+        self._step.fill_drafts(filled)
 
     def scores(self) -> list[Score]:
         """The logits rows that are for prompt logprobs, in row order."""
@@ -247,33 +237,32 @@ class PythonBatch:
 
     # ------------------------------------------------------------------ the end of a step
 
-    def apply(self, token_ids: Sequence[int]) -> Outcome:
+    def apply(self, token_ids: Sequence[int], complete: Sequence[int] = ()) -> Outcome:
         """The step was computed. In this order:
 
         the sources of copies are let go of; what a sequence with logits that are not finite has
-        computed is forgotten, since it may be as broken; rows, then their forks, progress, newly
-        full blocks being registered; samples are taken, a sequence that ends being closed at once;
-        those that were closed in flight are released.
+        computed is forgotten, since it may be as broken; rows, then their forks, progress by what
+        was theirs, newly full blocks being registered; tokens are taken, each that was drafted
+        being progress too, a sequence that ends being closed at once, one that goes on giving back
+        the blocks of drafts that it does not need; those that were closed in flight are released.
         """
-        step = self._step
+        step, drawn, ends = self._step, array("i", token_ids), array("i", complete)
         assert step.is_written, "apply: the step is not written"
-        owners = [owner for owner, _ in step.samples()]
-        drawn = array("i", token_ids)
-        assert len(drawn) == len(owners), f"apply: {len(drawn)} tokens for {len(owners)} samples"
-        assert min(drawn, default=0) >= NOT_FINITE, "apply: a token id is below -1"
+        taken = taken_tokens(step, drawn, ends)
         self._tables.finish_copies()
-        for owner, token_id in zip(owners, drawn, strict=True):
-            if token_id == NOT_FINITE:
-                self._tables.forget(owner.table)
-                self._open.cease_caching(owner)
+        for each in taken:
+            if each.is_broken:
+                self._tables.forget(each.sequence.table)
+                self._open.cease_caching(each.sequence)
         for row in step.rows:
             self._progress(row.sequence, row.num_tokens)
         for rider in step.riders:
             self._progress(rider.sequence, rider.row.num_tokens)
         self._step = PlannedStep()
-        outcome = Outcome(array("q"), array("i"), array("B"), [], [])
-        for owner, token_id in zip(owners, drawn, strict=True):
-            self._take(owner, token_id, outcome)
+        self._guesses.clear()
+        outcome = Outcome(array("i"), array("q"), array("i"), array("B"), [], [])
+        for each in taken:
+            self._take(each, outcome)
         self._release_closing()
         return outcome
 
@@ -284,30 +273,36 @@ class PythonBatch:
             parent, digest = sequence.digests[index : index + 2]
             self._tables.cache.register(sequence.table[index], parent, digest, tokens)
 
-    def _take(self, sequence: RunningSequence, token_id: int, outcome: Outcome) -> None:
-        request_id, finish = sequence.rules.request_id, FINISH_NONE
-        if sequence.closed or sequence.rules.held:
-            request_id = -1
-        elif token_id == NOT_FINITE:
-            finish = FINISH_NOT_FINITE
-        else:
-            self._open.append(sequence, token_id)
-            finish = sequence.finish()
-        outcome.request_ids.append(request_id)
-        outcome.token_ids.append(token_id)
-        outcome.finishes.append(finish)
-        if finish != FINISH_NONE:
+    def _take(self, taken: TakenTokens, outcome: Outcome) -> None:
+        sequence, last = taken.sequence, len(taken.token_ids) - 1
+        for index, token_id in enumerate(taken.token_ids):
+            outcome.samples.append(taken.first_sample + index)
+            outcome.request_ids.append(sequence.rules.request_id if taken.wanted else -1)
+            outcome.token_ids.append(token_id)
+            outcome.finishes.append(taken.finish if index == last else FINISH_NONE)
+            if taken.wanted and token_id != NOT_FINITE:
+                self._open.append(sequence, token_id)
+            if index < taken.num_drafted:
+                self._progress(sequence, 1)
+        if taken.finish != FINISH_NONE:
             outcome.finished.append(sequence.sequence_id)
             outcome.finished_tokens.append(sequence.num_tokens)
             self.close(sequence.sequence_id)
+        elif taken.wanted:
+            self._tables.cut(sequence.table, sequence.num_tokens)
 
     def abandon(self) -> None:
-        """The step was not computed: no progress. Its copies are still due."""
+        """The step was not computed: no progress, no drafts. Its copies are still due."""
         assert self._step.rows, "abandon: no step is in flight"
+        self._guesses.clear()
         self._end_step()
 
     def _end_step(self) -> None:
-        self._step = PlannedStep()
+        """Without progress; blocks of drafts are given back, then those of who was closed."""
+        step, self._step = self._step, PlannedStep()
+        for row in step.rows:
+            if not row.sequence.closed:
+                self._tables.cut(row.sequence.table, row.sequence.num_tokens)
         self._release_closing()
 
     def _release_closing(self) -> None:

@@ -139,6 +139,7 @@ class Roster:
             sequence.choice,
             sequence.request.prompt_token_ids,
             output,
+            sequence.request.cache_salt,
         )
         sequence.start()
 

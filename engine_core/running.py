@@ -7,6 +7,7 @@ from triptych.engine_core.batch import (
     FINISH_LENGTH,
     FINISH_NONE,
     FINISH_STOP,
+    UNKNOWN_DRAFT,
     SequenceRules,
 )
 from triptych.engine_core.ids import BlockId, SequenceId
@@ -52,15 +53,17 @@ class RunningSequence:
         """Tokens that are to be computed."""
         return len(self.token_ids) - self.num_computed
 
-    def finish(self) -> int:
-        """FINISH_STOP or FINISH_LENGTH if the last token ends the sequence, else FINISH_NONE. A
-        stop token at the last place is a stop: the text is complete."""
-        rules, num_tokens = self.rules, self.num_tokens
-        if self.token_ids[-1] in rules.stop_token_ids:
+    @property
+    def most_tokens(self) -> int:
+        """Tokens at which it ends."""
+        return min(self.rules.max_len, self.rules.num_prompt + self.rules.max_tokens)
+
+    def finish(self, token_id: int, num_tokens: int) -> int:
+        """FINISH_STOP or FINISH_LENGTH if that token, as the last of so many, ends the sequence,
+        else FINISH_NONE. A stop token at the last place is a stop: the text is complete."""
+        if token_id in self.rules.stop_token_ids:
             return FINISH_STOP
-        if num_tokens >= min(rules.max_len, rules.num_prompt + rules.max_tokens):
-            return FINISH_LENGTH
-        return FINISH_NONE
+        return FINISH_LENGTH if num_tokens >= self.most_tokens else FINISH_NONE
 
     def num_scored(self, num_tokens: int) -> int:
         """Prompt tokens whose logits are wanted among the next `num_tokens`; the last prompt
@@ -69,14 +72,29 @@ class RunningSequence:
             return 0
         return max(0, min(num_tokens, self.rules.num_prompt - 1 - self.num_computed))
 
+    def num_logits(self, num_tokens: int) -> int:
+        """Rows of logits that the next `num_tokens` tokens need."""
+        return self.num_scored(num_tokens) + (num_tokens == self.num_lacking)
+
     def fitting(self, num_tokens: int, num_logits: int) -> int:
         """Tokens of the next `num_tokens` that need no more than `num_logits` rows of logits."""
         num_scored = self.num_scored(num_tokens)
         if num_scored > num_logits:
             return num_logits
-        if num_scored + (num_tokens == self.num_lacking) > num_logits:
+        if self.num_logits(num_tokens) > num_logits:
             return num_tokens - 1
         return num_tokens
+
+    def check_guesses(self, guesses: "array[int]") -> None:
+        """AssertionError unless it may have drafts, and these are some."""
+        name = f"draft: sequence {self.sequence_id}"
+        assert not self.rules.held, f"{name} is held"
+        assert self.num_tokens > self.rules.num_prompt, f"{name} has no output token"
+        assert min(guesses, default=0) >= UNKNOWN_DRAFT, f"{name} has a guess below -1"
+        known = guesses.index(UNKNOWN_DRAFT) if UNKNOWN_DRAFT in guesses else len(guesses)
+        assert max(guesses[known:], default=UNKNOWN_DRAFT) == UNKNOWN_DRAFT, (
+            f"{name} has a known guess behind an unknown one"
+        )
 
     def check(self, block_size: int) -> None:
         """Assert what must hold of one sequence between any two calls."""

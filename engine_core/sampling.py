@@ -4,7 +4,7 @@ The sampler itself, which reads logits, is the kernels' (kernels/sampler_params.
 a Scheduler fits it to this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from triptych.engine_core.sampling_params import SamplingParams
@@ -12,7 +12,11 @@ from triptych.engine_core.sampling_params import SamplingParams
 
 class SamplingState(Protocol):
     """A sequence is open from when it runs until it ceases to, or until the step is over in which
-    it ceased to."""
+    it ceased to.
+
+    It may also guess what comes next (speculative decoding): the guesses are computed together with
+    the sequence's own tokens and taken as far as the very same tokens are drawn.
+    """
 
     def open(
         self,
@@ -21,8 +25,10 @@ class SamplingState(Protocol):
         choice: int,
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
+        salt: str = "",
     ) -> None:
-        """A sequence runs, with these tokens."""
+        """A sequence runs, with these tokens. What is learned from its text serves only those of
+        the same `salt` (Request.cache_salt)."""
         ...
 
     def append(self, sequence_ids: Sequence[int], token_ids: Sequence[int]) -> None:
@@ -31,6 +37,12 @@ class SamplingState(Protocol):
 
     def close(self, sequence_id: int) -> None:
         """A sequence runs no more."""
+        ...
+
+    def drafts(self) -> Iterable[tuple[int, Sequence[int]]]:
+        """Guesses for the step that is about to be planned: sequence ids, and the tokens that may
+        follow theirs (batch.UNKNOWN_DRAFT: the executor's draft model guesses). Only of sequences
+        that have an output token; each at most once."""
         ...
 
 
@@ -44,6 +56,7 @@ class NoSampling:
         choice: int,
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
+        salt: str = "",
     ) -> None:
         """Nothing to keep."""
 
@@ -52,3 +65,7 @@ class NoSampling:
 
     def close(self, sequence_id: int) -> None:
         """Nothing to forget."""
+
+    def drafts(self) -> Iterable[tuple[int, Sequence[int]]]:
+        """None."""
+        return ()

@@ -25,6 +25,7 @@ MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
 MAX_PROCESSORS = 8
 MAX_BEAM_WIDTH = 64
+MAX_GRAMMAR_BYTES = 1 << 20
 NO_LOGPROBS = -1
 
 EarlyStopping = Literal["true", "false", "never"]
@@ -38,6 +39,7 @@ _CHANGES_LOGITS: dict[str, object] = {
     "allowed_token_ids": None,
     "bad_words": (),
     "processors": (),
+    "grammar": "",
 }
 """Fields that change which tokens are likely, with the values that do not."""
 
@@ -73,8 +75,11 @@ class SamplingParams:
     `min_tokens` tokens are out, the stop ids are masked: they cannot be sampled (as in vLLM).
     `logit_bias` ascends by id, each id once. `allowed_token_ids` None allows all. `logprobs` and
     `prompt_logprobs`: so many most likely tokens beside the token itself, NO_LOGPROBS for nothing.
-    `processors`: (name, argument) of plug-ins that the scheduler has loaded. `n` choices share the
-    prompt; choice i draws with noise of its own.
+    `processors`: (name, argument) of plug-ins that the scheduler has loaded. `grammar`: what the
+    output must match, as a grammar in llguidance's JSON form; empty: nothing. It goes before every
+    other wish: an output ends where it can only end, whatever `min_tokens` says, and stop ids are
+    not masked where nothing else may follow. `n` choices share the prompt; choice i draws with
+    noise of its own.
     """
 
     max_tokens: int
@@ -95,6 +100,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     processors: tuple[tuple[str, str], ...] = ()
+    grammar: str = ""
     logprobs: int = NO_LOGPROBS
     prompt_logprobs: int = NO_LOGPROBS
     n: int = 1
@@ -161,6 +167,9 @@ class SamplingParams:
                     f"{len(word)} tokens is not within 1 and {MAX_BAD_WORD_TOKENS}",
                 )
         _at_most("processors", self.processors, MAX_PROCESSORS)
+        size = len(self.grammar.encode())
+        if size > MAX_GRAMMAR_BYTES:
+            raise InvalidRequest("grammar", f"{size} bytes, more than {MAX_GRAMMAR_BYTES}")
 
     @property
     def greedy(self) -> bool:

@@ -4,6 +4,7 @@
     plan() -> StepPlan          what to compute; unless empty, the step is in flight
       write(plan, slot)           its inputs, for the executor
       samples(), scores()         which logits rows to draw from, and to score the prompt by
+      drafts(), fill_drafts(ids)  what is guessed behind each; guesses that the executor made
     then one of
       apply(result) -> StepOutput the step was computed: tokens out, finished sequences freed
       fail_step(error) -> ...     the executor could not compute it: its sequences end
@@ -13,23 +14,29 @@
 Pure and synchronous: no clock, no randomness, no I/O; the same calls give the same plans.
 Every accepted choice ends with one event (a finish in StepOutput, or Failed), or with abort and
 none. Here is who gets to run; what is done for each sequence in each step is in batch.py.
+
+Speculation: the SamplingState's guesses are computed behind the sequences' own tokens where there
+is room for them, and taken as far as the very same tokens are drawn. They change neither what comes
+out nor who runs.
 """
 
 from array import array
+from collections.abc import Iterable
 
 from triptych.engine_core.admission import Limits, check_queue, check_request
-from triptych.engine_core.batch import NOT_FINITE, Batch, Score
-from triptych.engine_core.beams import BeamGroup, BeamGroups
+from triptych.engine_core.batch import NOT_FINITE, UNKNOWN_DRAFT, Batch, Score
+from triptych.engine_core.beams import BeamGroups
 from triptych.engine_core.choices import Choices
-from triptych.engine_core.errors import InvalidRequest, NotFinite, RequestError
+from triptych.engine_core.errors import NotFinite, RequestError
 from triptych.engine_core.ids import RequestId, SequenceId
 from triptych.engine_core.outputs import OutputColumns
 from triptych.engine_core.policy import Policy, Priority
+from triptych.engine_core.prompt_scores import PromptScores
 from triptych.engine_core.request import Request
 from triptych.engine_core.roster import Roster
 from triptych.engine_core.sampling import SamplingState
 from triptych.engine_core.sequence import Sequence, SequenceState
-from triptych.engine_core.step import PromptLogprobs, Started, StepOutput, StepPlan, StepResult
+from triptych.engine_core.step import Started, StepOutput, StepPlan, StepResult
 
 _MOST_DEFERRED = 32
 """Waiting sequences that one plan passes over: it looks each of them up."""
@@ -48,6 +55,7 @@ class Scheduler:
         self._roster = Roster(limits, batch, sampling)
         self._choices = Choices(self._roster)
         self._beams = BeamGroups(self._roster, limits.sampleable_vocabulary)
+        self._prompt_scores = PromptScores(self._roster, batch)
         self._by_request: dict[RequestId, Sequence] = {}  # choices neither ended nor aborted
         self._unstarted: dict[SequenceId, Sequence] = {}  # running, without an output token yet
         self._in_flight: StepPlan | None = None
@@ -110,9 +118,14 @@ class Scheduler:
         roster, batch = self._roster, self._batch
         roster.step_over()
         preempted: list[SequenceId] = []
+        newcomers = bool(roster.waiting) and not roster.full
+        if not newcomers:
+            self._draft()
         self._plan_running(preempted)
-        if not preempted:
+        if newcomers and not preempted:
             self._admit_waiting()
+        if newcomers and self._draft():  # into what they left
+            self._plan_running(preempted)
         # Beams that wait for one another hold blocks and compute nothing: others may need them.
         while batch.num_rows == 0 and roster.waiting and roster.running:
             self._preempt_last(preempted)
@@ -143,6 +156,18 @@ class Scheduler:
         most = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         while not self._batch.plan(limits.max_num_batched_tokens, most, limits.max_num_logits):
             self._preempt_last(preempted)
+
+    def _draft(self) -> bool:
+        """Tell the batch what is guessed; whether there is anything."""
+        any_guess = False
+        for sequence_id, token_ids in self._sampling.drafts():
+            sequence = self._roster.by_id.get(SequenceId(sequence_id))
+            if sequence is not None and sequence.started and not sequence.is_beam:
+                most = max(token_ids, default=UNKNOWN_DRAFT)
+                assert most < self._limits.vocabulary_size, f"token id {most} was guessed"
+                self._batch.draft(sequence.sequence_id, token_ids)
+                any_guess = any_guess or len(token_ids) > 0
+        return any_guess
 
     def _preempt_last(self, preempted: list[SequenceId]) -> None:
         sequence = self._roster.preempt_last()
@@ -211,17 +236,23 @@ class Scheduler:
         """
         return self._batch.samples()
 
+    def drafts(self) -> "array[int]":
+        """For each sample of the step in flight the draft behind it (int32); UNKNOWN_DRAFT where
+        the executor makes it, UNKNOWN_DRAFT - 1 where there is none."""
+        return self._batch.drafts()
+
+    def fill_drafts(self, token_ids: Iterable[int]) -> None:
+        """What the executor guessed. ValueError, with nothing filled, unless these are as many
+        tokens as were left to it."""
+        filled, size = list(token_ids), self._limits.vocabulary_size
+        if max(filled, default=0) >= size:
+            raise ValueError(f"drafts: token id {max(filled)} is not below {size}")
+        self._batch.fill_drafts(filled)
+
     def scores(self) -> list[tuple[Score, tuple[int, ...], int]]:
         """For prompt logprobs: the logits rows, the tokens that followed them, and how many of the
         most likely tokens are wanted beside each."""
-        found = []
-        for score in self._batch.scores():
-            sequence = self._roster.by_id.get(score.sequence_id)
-            if sequence is not None:
-                begin, prompt = score.position + 1, sequence.request.prompt_token_ids
-                targets = prompt[begin : begin + score.num_positions]
-                found.append((score, targets, sequence.request.params.prompt_logprobs))
-        return found
+        return self._prompt_scores.wanted()
 
     # ------------------------------------------------------------------ the end of a step
 
@@ -234,8 +265,8 @@ class Scheduler:
         assert most < self._limits.vocabulary_size, f"token id {most} from the sampler"
         columns = OutputColumns(plan.step_id)
         sequence_ids, _ = self._batch.samples()
-        failed = self._take_scores(result, columns)
-        outcome = self._batch.apply(result.token_ids)
+        failed = self._prompt_scores.take(result, columns)
+        outcome = self._batch.apply(result.token_ids, result.complete)
         self._in_flight = None
         self._sampling.append(*columns.take(outcome, sequence_ids, result))
         if self._unstarted:
@@ -259,23 +290,6 @@ class Scheduler:
             sequence.started = True
             columns.started.append(Started(sequence.request_id, sequence.num_cached))
 
-    def _take_scores(self, result: StepResult, columns: OutputColumns) -> list[Sequence]:
-        """Prompt logprobs, each position once; returns sequences whose logits are not finite."""
-        failed = []
-        for (score, _, _), found in zip(self.scores(), result.scores, strict=True):
-            sequence = self._roster.by_id[score.sequence_id]
-            known = sequence.num_scored - score.position
-            logprobs = [each for each in found[max(known, 0) :] if each is not None]
-            if len(logprobs) < score.num_positions - max(known, 0):
-                failed.append(sequence)
-            elif logprobs:
-                position = score.position + max(known, 0) + 1
-                sequence.num_scored += len(logprobs)
-                columns.prompt_logprobs.append(
-                    PromptLogprobs(sequence.request_id, position, logprobs)
-                )
-        return failed
-
     def _take_candidates(
         self, sequence_ids: "array[int]", result: StepResult, columns: OutputColumns
     ) -> None:
@@ -285,30 +299,15 @@ class Scheduler:
                 continue
             logprobs = result.logprobs.get(sample)
             if logprobs is None:
-                group = self._beams.group_of(sequence)
-                self._fail_beams(group, columns, NotFinite("the logits of a beam are not finite"))
+                self._fail_beams(sequence, columns, NotFinite("a beam's logits are not finite"))
                 continue
             over = self._beams.report(sequence, logprobs)
-            if over is not None:
-                self._finish_beams(over, columns)
+            for length in self._beams.finish(over, columns) if over is not None else ():
+                self._policy.ended(sequence.request, length)
 
-    def _finish_beams(self, group: BeamGroup, columns: OutputColumns) -> None:
-        stops = group.request.params.stop_token_ids
-        for request_id, hypothesis in group.results():
-            if hypothesis is None:
-                reason = "the beam search found fewer hypotheses"
-                columns.fail(request_id, InvalidRequest("n", reason))
-            else:
-                columns.started.append(Started(request_id, 0))
-                columns.hypothesis(request_id, hypothesis, stops)
-            self._policy.ended(group.request, len(hypothesis.tokens) if hypothesis else 0)
-        self._beams.end(group)
-
-    def _fail_beams(self, group: BeamGroup, columns: OutputColumns, error: RequestError) -> None:
-        for request_id in group.wanted:
-            columns.fail(request_id, error)
-            self._policy.ended(group.request, 0)
-        self._beams.end(group)
+    def _fail_beams(self, beam: Sequence, columns: OutputColumns, error: RequestError) -> None:
+        for _ in range(self._beams.fail(self._beams.group_of(beam), columns, error)):
+            self._policy.ended(beam.request, 0)
 
     def fail_step(self, error: RequestError) -> StepOutput:
         """The executor is alive but could not compute the step in flight: its requests end."""
@@ -322,7 +321,7 @@ class Scheduler:
             if sequence is None:
                 continue  # aborted in flight, or the beam of a search that has just ended
             if sequence.is_beam:
-                self._fail_beams(self._beams.group_of(sequence), columns, error)
+                self._fail_beams(sequence, columns, error)
             else:
                 columns.fail(sequence.request_id, error)
                 self._drop(sequence)

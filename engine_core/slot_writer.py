@@ -25,16 +25,17 @@ def write_slot(
     columns["row_starts"].append(0)
     for row in step.rows:
         table, start, end = row.sequence.table, row.start, row.end
-        columns["token_ids"] += row.sequence.token_ids[start:end]
+        columns["token_ids"] += row.sequence.token_ids[start : start + row.num_tokens]
+        columns["token_ids"] += row.drafts
         columns["positions"].extend(range(start, end))
         columns["slots"].extend(
             table[t // block_size] * block_size + t % block_size for t in range(start, end)
         )
-        columns["row_starts"].append(row.first_token + row.num_tokens)
+        columns["row_starts"].append(row.first_token + row.num_computed)
         columns["kv_lengths"].append(end)
         columns["logits_tokens"].extend(range(row.first_token, row.first_token + row.num_scored))
-        if row.samples:
-            columns["logits_tokens"].append(row.first_token + row.num_tokens - 1)
+        last = row.first_token + row.num_tokens - 1
+        columns["logits_tokens"].extend(range(last, last + row.num_samples))
         columns["block_tables"].extend(table)
         columns["block_tables"].extend([-1] * (layout.max_blocks_per_row - len(table)))
     columns["copy_sources"].extend(source for source, _ in copies)

@@ -77,11 +77,14 @@ class Logprobs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What was drawn for each of the step's samples, in order; -1 where logits are not finite.
+    """What was drawn for each of the step's samples, in order; -1 where logits are not finite, and
+    where an earlier token of the sequence is not its draft.
 
     `logprobs`: by sample index, of those that ask for them. `scores`: for each of the step's
     `scores()`, the logprobs of its positions; None for a position whose logits are not finite.
     `errors`: by sample index, why no token was drawn, where that is not for the model's logits.
+    `complete`, ascending: samples whose token ends its sequence, because a grammar allows no other
+    behind it.
     """
 
     step_id: int
@@ -89,6 +92,7 @@ class StepResult:
     logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
     scores: Sequence[Sequence[Logprobs | None]] = ()
     errors: Mapping[int, RequestError] = field(default_factory=dict)
+    complete: Sequence[int] = ()
 
 
 class PromptLogprobs(NamedTuple):

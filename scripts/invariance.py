@@ -3,7 +3,7 @@
     python scripts/invariance.py --model .models/SmolLM2-135M-Instruct.Q4_1.gguf --mixes 300
 
 Each mix (a few requests with random prompts and every sampling parameter) runs alone, batched, in
-chunks of 7 and 64 tokens, on warm caches, preempted, with two threads, by the Python twins, ...
+chunks of 7 and 64 tokens, on warm caches, preempted, with drafts, with two threads, ...
 Token ids, logprobs, finish reasons and scores must be the same in every bit. The native plan only:
 torch's sums depend on the batch. The first difference ends the run, with exit code 1 and the
 smallest part of its mix that shows it; `--seed N --mixes 1` runs that mix again.
@@ -109,7 +109,12 @@ def summary(seen: Counter[str], mixes: int) -> int:
     """What the mixes were made of; 1 when something that was to happen never did."""
     for what, count in sorted(seen.items()):
         print(f"  {count:8} {what}")
-    needed = ["preemptions", "tokens from a warm cache", "tokens from overlapping prompts"]
+    needed = [
+        "preemptions",
+        "tokens from a warm cache",
+        "tokens from overlapping prompts",
+        "drafts taken",
+    ]
     never = [what for what in needed if not seen[what]]
     if never and mixes >= 20:
         print(f"nothing differs, but there were no {' and no '.join(never)}")

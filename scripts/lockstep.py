@@ -3,8 +3,9 @@
     python scripts/lockstep.py --runs 2000
 
 The test of tests/property/test_twins.py, as often as asked: requests of every kind come, are
-aborted, fail and are preempted; after each call both answer alike, and the step slots are equal
-byte for byte. A difference is printed with the calls that lead to it; exit code 1.
+aborted, fail and are preempted, with guesses or without; after each call both answer alike, and the
+step slots are equal byte for byte. A difference is printed with the calls that lead to it; exit
+code 1.
 """
 
 import argparse

@@ -12,6 +12,15 @@ class Match(NamedTuple):
     pending: int
 
 
+class ScheduledSequence(NamedTuple):
+    """A row: compute tokens [start, start + num_tokens); `samples`: the next one is drawn."""
+
+    sequence_id: int
+    start: int
+    num_tokens: int
+    samples: bool
+
+
 class Score(NamedTuple):
     """Logits rows from `logits_row` on are those of `num_positions` tokens from `position` on."""
 
@@ -22,9 +31,10 @@ class Score(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step meant, in columns over its samples: int64, int32, uint8; then who finished, and
-    with how many tokens."""
+    """What a step meant, in columns: int32, int64, int32, uint8; then who finished, and with how
+    many tokens."""
 
+    samples: "array[int]"
     request_ids: "array[int]"
     token_ids: "array[int]"
     finishes: "array[int]"

@@ -81,7 +81,8 @@ class SequenceState:
         repetition = np.float32(params.repetition_penalty)
         if repetition != 1.0:
             seen = self._marked(self.prompt_ids + self.output_ids)
-            row[seen] = np.where(row[seen] > 0, row[seen] / repetition, row[seen] * repetition)
+            with np.errstate(over="ignore"):  # by a penalty near 0: then there is no token
+                row[seen] = np.where(row[seen] > 0, row[seen] / repetition, row[seen] * repetition)
         frequency, presence = (
             np.float32(params.frequency_penalty),
             np.float32(params.presence_penalty),

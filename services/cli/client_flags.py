@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from triptych.services.cli.client import DEFAULT_ADDRESS
+from triptych.services.cli.structured_flags import add_structured_flags, set_structured_output
 from triptych.services.runtime.command_line import LineParser
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.v1 import common_pb2, inference_pb2
@@ -43,6 +44,7 @@ def client_parser(prog: str, description: str) -> LineParser:
         "--ignore-eos", action=argparse.BooleanOptionalAction, help="go on after end of sequence"
     )
     _add_more_sampling(sampling)
+    add_structured_flags(parser)
     return parser
 
 
@@ -123,6 +125,7 @@ def sampling_params(given: argparse.Namespace) -> common_pb2.SamplingParams:
     for text in given.logits_processor or ():
         name, _, argument = text.partition("=")
         params.logits_processors.add(name=name, argument=argument)
+    set_structured_output(params, given)
     return params
 
 

@@ -96,6 +96,9 @@ def _resolved(settings: EngineSettings, run_dir: RunDir) -> EngineSettings:
         # A broken header is said once, here, and not by two children.
         hand_down(open_gguf(files.path))
     told = {"model": str(files.path), "run_dir": str(run_dir.path), "parent_pid": os.getpid()}
+    drafts = settings.executor.speculative_model
+    if drafts is not None:
+        drafts = str(resolve_model(drafts).path)
     names = settings.tokenizer.served_model_name or (files.name,)
     return EngineSettings(
         serve=settings.serve,
@@ -103,7 +106,7 @@ def _resolved(settings: EngineSettings, run_dir: RunDir) -> EngineSettings:
         scheduler=settings.scheduler.model_copy(
             update={"run_dir": told["run_dir"], "parent_pid": told["parent_pid"]}
         ),
-        executor=settings.executor.model_copy(update=told),
+        executor=settings.executor.model_copy(update={**told, "speculative_model": drafts}),
     )
 
 

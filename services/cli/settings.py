@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from triptych.services.executor.settings import ExecutorSettings
+from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.settings import Settings, flag, load_values
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.services.tokenizer.settings import TokenizerSettings
@@ -51,9 +52,18 @@ def load_engine_settings(argv: Sequence[str] | None, *, prog: str) -> EngineSett
         prog=prog,
         description="Start the tokenizer, scheduler and executor processes and supervise them.",
     )
-    return EngineSettings(
+    engine = EngineSettings(
         serve=values.settings(ServeSettings),
         tokenizer=values.settings(TokenizerSettings),
         scheduler=values.settings(SchedulerSettings),
         executor=values.settings(ExecutorSettings),
     )
+    method, model = engine.scheduler.speculative_method, engine.executor.speculative_model
+    if method == "draft_model" and model is None:
+        raise StartupError("speculative_model: required for --speculative-method draft_model")
+    if model is not None and method != "draft_model":
+        # It would be computed at every step, for nothing.
+        raise StartupError(
+            f"speculative_model: {model!r} is for --speculative-method draft_model, not {method}"
+        )
+    return engine

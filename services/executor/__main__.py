@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from triptych.services.executor.affinity import cores_to_pin
 from triptych.services.executor.backend import Backend, BackendFacts, BackendOptions, open_backend
@@ -29,6 +30,9 @@ from triptych.services.runtime.process_stats import process_stats
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.runtime.settings import load_settings
 from triptych.v1 import control_pb2
+
+if TYPE_CHECKING:  # loaded where there is one
+    from triptych.services.executor.draft_model import DraftModel
 
 _PROGRESS_SECONDS = 5.0
 _HEALTH_SECONDS = 0.1
@@ -115,10 +119,13 @@ class _Process:
             run_dir, name, settings.rank, settings.heartbeat_interval, self._counters
         )
         self._facts: BackendFacts | None = None
+        self._draft_facts: BackendFacts | None = None
         self._stopping = False
 
     async def run(self) -> int:
         files = resolve_model(self._settings.model)
+        drafts = self._settings.speculative_model
+        draft_files = None if drafts is None else resolve_model(drafts)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         stop = asyncio.Event()
@@ -126,7 +133,7 @@ class _Process:
         await self._control.start()
         # A daemon: a step (or a load) that never returns cannot keep the process alive.
         thread = threading.Thread(
-            target=self._work, args=(files, loop, ended), name="worker", daemon=True
+            target=self._work, args=(files, draft_files, loop, ended), name="worker", daemon=True
         )
         thread.start()
         watch = asyncio.create_task(self._watch_health())
@@ -147,12 +154,16 @@ class _Process:
         return EXIT_OK
 
     def _work(
-        self, files: ModelFiles, loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[None]"
+        self,
+        files: ModelFiles,
+        draft_files: ModelFiles | None,
+        loop: asyncio.AbstractEventLoop,
+        ended: "asyncio.Future[None]",
     ) -> None:
         error: BaseException | None = None
         try:
-            backend = self._open(files)
-            self._worker.run(backend, fingerprint(files))
+            backend, draft = self._open(files, draft_files)
+            self._worker.run(backend, fingerprint(files), draft)
         except BaseException as caught:  # the top of the thread: it goes on in the main thread
             error = caught
 
@@ -162,10 +173,21 @@ class _Process:
 
         loop.call_soon_threadsafe(end)
 
-    def _open(self, files: ModelFiles) -> Backend:
+    def _open(
+        self, files: ModelFiles, draft_files: ModelFiles | None
+    ) -> "tuple[Backend, DraftModel | None]":
         started = time.monotonic()
         _log.info("loading weights of %s", files.name)
-        backend = open_backend(files, _options(self._settings), _Progress(self._counters))
+        options, progress = _options(self._settings), _Progress(self._counters)
+        backend: Backend
+        draft: DraftModel | None = None
+        if draft_files is None:
+            backend = open_backend(files, options, progress)
+        else:
+            from triptych.services.executor.draft_opening import open_with_draft
+
+            backend, draft = open_with_draft(files, draft_files, options, progress)
+            self._draft_facts = draft.facts
         self._counters.load_bytes = (0, 0)
         self._facts = facts = backend.facts
         end_start()
@@ -179,10 +201,11 @@ class _Process:
                 "plan": facts.plan,
                 "num_blocks": facts.num_blocks,
                 "block_size": facts.block_size,
+                "draft_model": "none" if draft is None else draft.facts.model,
                 "seconds": self._counters.load_seconds,
             },
         )
-        return backend
+        return backend, draft
 
     async def _watch_health(self) -> None:
         """SERVING while a scheduler has us and no step is stuck."""
@@ -195,7 +218,8 @@ class _Process:
 
     def _stats(self) -> control_pb2.StatsResponse:
         return control_pb2.StatsResponse(
-            process=process_stats(), executor=executor_stats(self._facts, self._counters)
+            process=process_stats(),
+            executor=executor_stats(self._facts, self._counters, self._draft_facts),
         )
 
 

@@ -1,7 +1,7 @@
 """What a device must offer to run a model: the interface between the executor's loop and its maths.
 
-To add a device (CUDA, Ascend): a module with a function like `cpu_backend.open_cpu_backend` that
-returns something that fills `Backend`, and a case in `open_backend`. The loop owns sockets, rings
+To add a device (CUDA, Ascend): a module with a function like `cpu_backend.load_cpu_model` that
+returns something that fills `LoadedModel`, and a case in `load_model`. The loop owns sockets, rings
 and slots; a backend owns weights, the KV cache and the forward pass, and knows nothing of requests.
 """
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.services.executor.activation_precision import ActivationDtype
+from triptych.services.executor.kv_budget import KvBudget, num_blocks_for
 from triptych.services.executor.memory_nodes import MemoryNode
 from triptych.services.executor.step_inputs import StepInputs
 from triptych.services.runtime.lifecycle import StartupError
@@ -102,21 +103,58 @@ class Backend(Protocol):
         """
 
 
+class LoadedModel(Protocol):
+    """A model whose weights are in place, without memory for keys and values."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of columns of its logits."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence that it will be given."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block: keys and values of `block_size` tokens in all layers."""
+
+    def open(self, num_blocks: int) -> Backend:
+        """Make room for so many blocks; once. Raises StartupError when there is none."""
+
+
 def _no_progress(done: int, total: int) -> None:
     pass
 
 
-def open_backend(
+def load_model(
     files: ModelFiles, options: BackendOptions, progress: Progress = _no_progress
-) -> Backend:
+) -> LoadedModel:
     """Load a model onto a device; takes seconds. Raises StartupError when it cannot be run.
 
     `progress` hears (bytes read, bytes in all) as weights load.
     """
     match options.device:
         case "cpu":
-            from triptych.services.executor.cpu_backend import open_cpu_backend
+            from triptych.services.executor.cpu_backend import load_cpu_model
 
-            return open_cpu_backend(files, options, progress)
+            return load_cpu_model(files, options, progress)
         case _:
             raise StartupError(f"device {options.device!r} is not supported (cpu is)")
+
+
+def blocks_within(options: BackendOptions, max_model_len: int, block_bytes: int) -> int:
+    """Blocks of `block_bytes` bytes that the options pay for. Raises StartupError if none.
+
+    To be asked when all weights are in place, so that a share of the available memory is of what
+    is left.
+    """
+    budget = KvBudget(options.kv_cache_memory, options.memory_utilization)
+    return num_blocks_for(block_bytes, options.block_size, max_model_len, budget)
+
+
+def open_backend(
+    files: ModelFiles, options: BackendOptions, progress: Progress = _no_progress
+) -> Backend:
+    """Load a model and give it all the blocks that the options pay for. As `load_model`."""
+    model = load_model(files, options, progress)
+    return model.open(blocks_within(options, model.max_model_len, model.block_bytes))

@@ -3,8 +3,8 @@
 import logging
 
 from triptych.kernels.cpu import active_isa, select_isa, supported_isas
-from triptych.services.executor.backend import Backend, BackendOptions, Progress
-from triptych.services.executor.native_plan import open_native, why_not_native
+from triptych.services.executor.backend import BackendOptions, LoadedModel, Progress
+from triptych.services.executor.native_plan import load_native, why_not_native
 from triptych.services.executor.packed_weights import parts_of, why_not_packed
 from triptych.services.executor.raw_weights import open_raw_weights
 from triptych.services.executor.rounding import RoundedWeights
@@ -14,7 +14,7 @@ from triptych.services.runtime.model_files import ModelFiles
 _log = logging.getLogger(__name__)
 
 
-def open_cpu_backend(files: ModelFiles, options: BackendOptions, progress: Progress) -> Backend:
+def load_cpu_model(files: ModelFiles, options: BackendOptions, progress: Progress) -> LoadedModel:
     """Load a model into memory. Raises StartupError when it cannot be run.
 
     "auto" takes the native plan where it can express the model, else the eager one. Sets the
@@ -35,14 +35,14 @@ def open_cpu_backend(files: ModelFiles, options: BackendOptions, progress: Progr
         )
         if reason is None:
             _log.info("the native plan computes, with kernels for %s", active_isa())
-            return open_native(files, source, options, progress)
+            return load_native(files, source, options, progress)
         if options.plan == "native":
             raise source.config.refused(f"the native plan cannot compute this: {reason}")
         _log.info("the eager plan computes, because the native one cannot: %s", reason)
     # Loads torch, which takes more than a second: only where it is used.
-    from triptych.services.executor.eager_backend import open_eager
+    from triptych.services.executor.eager_backend import load_eager
 
-    return open_eager(files, options, progress)
+    return load_eager(files, options, progress)
 
 
 def _select_isa(name: str) -> None:

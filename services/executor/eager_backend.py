@@ -1,24 +1,26 @@
 """The eager plan as a Backend: weights and cache as torch tensors."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from triptych.services.executor.backend import BackendFacts, BackendOptions, Logits
 from triptych.services.executor.eager_plan import EagerPlan
-from triptych.services.executor.kv_budget import KvBudget, num_blocks_for
 from triptych.services.executor.kv_storage import KvStorage, block_bytes
 from triptych.services.executor.model_config import ModelConfig
-from triptych.services.executor.models import build_network
+from triptych.services.executor.models import Network, build_network
 from triptych.services.executor.rounding import Rounding, bits_of, check_rounding, round_rows
 from triptych.services.executor.step_inputs import StepInputs
 from triptych.services.executor.weights import Progress, open_weights
 from triptych.services.runtime.model_files import ModelFiles
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ROWS = 512  # rounded at a time
 
 
-def open_eager(files: ModelFiles, options: BackendOptions, progress: Progress) -> "EagerBackend":
+def load_eager(files: ModelFiles, options: BackendOptions, progress: Progress) -> "EagerModel":
     """Load a model into memory. Raises StartupError when it cannot be run.
 
     Sets the process's number of compute threads when the options say one.
@@ -34,10 +36,8 @@ def open_eager(files: ModelFiles, options: BackendOptions, progress: Progress) -
             f"kv_cache_dtype {options.kv_cache_dtype} is not supported by the eager plan, whose "
             f"cache has the dtype of the model ({dtype_name})"
         )
-    dtype = torch.float32 if dtype_name == "float32" else torch.bfloat16
-    budget = KvBudget(options.kv_cache_memory, options.memory_utilization)
     try:
-        network = build_network(config, dtype, source.rope_factors())
+        network = build_network(config, _DTYPES[dtype_name], source.rope_factors())
     except RuntimeError as error:  # torch's allocator
         raise config.refused("not enough memory for the weights") from error
     parameters = network.parameters()
@@ -45,27 +45,50 @@ def open_eager(files: ModelFiles, options: BackendOptions, progress: Progress) -
         source.load(parameters, progress)
         if options.quantization != "none":
             _round(parameters, config, options.quantization)
-    # After the weights are in place, so that a share of the available memory is what is left.
-    num_blocks = num_blocks_for(
-        block_bytes(config, options.block_size, dtype), options.block_size, max_model_len, budget
-    )
-    storage = KvStorage(config, num_blocks, options.block_size, dtype)
-    facts = BackendFacts(
-        device="cpu",
-        plan="eager",
-        dtype=dtype_name,
-        architecture=config.architecture,
-        model=files.name,
-        parameters=sum(each.numel() for each in parameters.values()),
-        weight_bytes=sum(each.nbytes for each in parameters.values()),
-        vocabulary_size=config.vocabulary_size,
-        max_model_len=max_model_len,
-        block_size=options.block_size,
-        num_blocks=num_blocks,
-        kv_cache_bytes=storage.num_bytes,
-        kv_cache_dtype=dtype_name,
-    )
-    return EagerBackend(facts, EagerPlan(config, network, storage))
+    return EagerModel(files.name, config, network, max_model_len, options.block_size, dtype_name)
+
+
+@dataclass(frozen=True, slots=True)
+class EagerModel:
+    """As `LoadedModel`: a network with its weights."""
+
+    name: str
+    config: ModelConfig
+    network: Network
+    max_model_len: int
+    block_size: int
+    dtype: Literal["float32", "bfloat16"]
+
+    @property
+    def vocabulary_size(self) -> int:
+        """As `LoadedModel.vocabulary_size`."""
+        return self.config.vocabulary_size
+
+    @property
+    def block_bytes(self) -> int:
+        """As `LoadedModel.block_bytes`."""
+        return block_bytes(self.config, self.block_size, _DTYPES[self.dtype])
+
+    def open(self, num_blocks: int) -> "EagerBackend":
+        """As `LoadedModel.open`."""
+        storage = KvStorage(self.config, num_blocks, self.block_size, _DTYPES[self.dtype])
+        parameters = self.network.parameters().values()
+        facts = BackendFacts(
+            device="cpu",
+            plan="eager",
+            dtype=self.dtype,
+            architecture=self.config.architecture,
+            model=self.name,
+            parameters=sum(each.numel() for each in parameters),
+            weight_bytes=sum(each.nbytes for each in parameters),
+            vocabulary_size=self.config.vocabulary_size,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            num_blocks=num_blocks,
+            kv_cache_bytes=storage.num_bytes,
+            kv_cache_dtype=self.dtype,
+        )
+        return EagerBackend(facts, EagerPlan(self.config, self.network, storage))
 
 
 def _round(parameters: Mapping[str, torch.Tensor], config: ModelConfig, rounding: Rounding) -> None:

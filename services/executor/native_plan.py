@@ -6,14 +6,20 @@ The numbers are those of kernels/cpu/csrc: weights as they are on disk, activati
 
 import logging
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from triptych.kernels.cpu import Plan, kv_block_bytes
 from triptych.services.executor.activation_precision import activation_limits
-from triptych.services.executor.backend import BackendFacts, BackendOptions, Logits, Progress
-from triptych.services.executor.kv_budget import KvBudget, num_blocks_for
+from triptych.services.executor.backend import (
+    BackendFacts,
+    BackendOptions,
+    KvCacheDtype,
+    Logits,
+    Progress,
+)
 from triptych.services.executor.model_config import ModelConfig
 from triptych.services.executor.near_weights import near_memory
 from triptych.services.executor.packed_weights import (
@@ -51,9 +57,9 @@ def why_not_native(config: ModelConfig, options: BackendOptions) -> str | None:
     return None
 
 
-def open_native(
+def load_native(
     files: ModelFiles, source: RawWeights, options: BackendOptions, progress: Progress
-) -> "NativeBackend":
+) -> "NativeModel":
     """Pack a model's weights, or map them from the cache. Raises StartupError.
 
     For a model and options that `why_not_native` has nothing against.
@@ -75,70 +81,97 @@ def open_native(
     _log.info("weights %s in %.2f s", how, time.monotonic() - started)
     if near is not None:
         _log.info("weights lie near their threads on %d memory nodes", len(near.nodes))
-    kv_dtype = "bfloat16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    block_bytes = kv_block_bytes(
-        config.num_layers, options.block_size, config.num_kv_heads, config.head_dim, kv_dtype
-    )
-    budget = KvBudget(options.kv_cache_memory, options.memory_utilization)
-    # After the weights are in place, so that a share of the available memory is what is left.
-    num_blocks = num_blocks_for(block_bytes, options.block_size, max_model_len, budget)
-    facts = BackendFacts(
-        device="cpu",
-        plan="native",
-        dtype="float32",
-        architecture=config.architecture,
-        model=files.name,
-        parameters=_parameters(places),
-        weight_bytes=total_bytes(places),
-        vocabulary_size=config.vocabulary_size,
-        max_model_len=max_model_len,
-        block_size=options.block_size,
-        num_blocks=num_blocks,
-        kv_cache_bytes=num_blocks * block_bytes,
-        kv_cache_dtype=kv_dtype,
-    )
-    plan = _build(config, facts, options, source, (places, memory))
-    return NativeBackend(facts, plan)
+    return NativeModel(files.name, source, options, max_model_len, places, memory)
 
 
-def _build(
-    config: ModelConfig,
-    facts: BackendFacts,
-    options: BackendOptions,
-    source: RawWeights,
-    packed: tuple[list[Place], npt.NDArray[np.uint8]],
-) -> Plan:
-    assert config.rope is not None
-    frequencies = inverse_frequencies(config.rope, config.head_dim, source.rope_factors())
-    shape = {
-        "vocabulary_size": config.vocabulary_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_layers": config.num_layers,
-        "num_heads": config.num_heads,
-        "num_kv_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "norm_epsilon": config.norm_epsilon,
-        "activation": config.activation,
-        "sliding_window": config.sliding_window,
-        "attention_soft_cap": config.attention_soft_cap,
-        "logits_soft_cap": config.logits_soft_cap,
-        "frequencies": frequencies.tolist(),
-        "max_model_len": facts.max_model_len,
-        "block_size": facts.block_size,
-        "num_blocks": facts.num_blocks,
-        "kv_dtype": facts.kv_cache_dtype,
-        "activation_limits": activation_limits(options.activation_dtype),
-    }
-    try:
-        return Plan(shape, plan_weights(*packed), options.threads or 1, options.affinity)
-    except MemoryError as error:
-        raise StartupError(
-            f"the KV cache of {facts.kv_cache_bytes} bytes cannot be allocated; use a smaller "
-            f"--kv-cache-memory"
-        ) from error
-    except ValueError as error:
-        raise StartupError(str(error)) from error
+@dataclass(frozen=True, slots=True)
+class NativeModel:
+    """As `LoadedModel`: packed weights, and the open files that their vectors are read from."""
+
+    name: str
+    source: RawWeights
+    options: BackendOptions
+    max_model_len: int
+    places: list[Place]
+    memory: npt.NDArray[np.uint8]
+
+    @property
+    def vocabulary_size(self) -> int:
+        """As `LoadedModel.vocabulary_size`."""
+        return self.source.config.vocabulary_size
+
+    @property
+    def kv_dtype(self) -> KvCacheDtype:
+        """What keys and values are stored as."""
+        asked = self.options.kv_cache_dtype
+        return "bfloat16" if asked == "auto" else asked
+
+    @property
+    def block_bytes(self) -> int:
+        """As `LoadedModel.block_bytes`."""
+        config = self.source.config
+        return kv_block_bytes(
+            config.num_layers,
+            self.options.block_size,
+            config.num_kv_heads,
+            config.head_dim,
+            self.kv_dtype,
+        )
+
+    def open(self, num_blocks: int) -> "NativeBackend":
+        """As `LoadedModel.open`."""
+        facts = BackendFacts(
+            device="cpu",
+            plan="native",
+            dtype="float32",
+            architecture=self.source.config.architecture,
+            model=self.name,
+            parameters=_parameters(self.places),
+            weight_bytes=total_bytes(self.places),
+            vocabulary_size=self.vocabulary_size,
+            max_model_len=self.max_model_len,
+            block_size=self.options.block_size,
+            num_blocks=num_blocks,
+            kv_cache_bytes=num_blocks * self.block_bytes,
+            kv_cache_dtype=self.kv_dtype,
+        )
+        weights = plan_weights(self.places, self.memory)
+        options = self.options
+        try:
+            plan = Plan(self._shape(num_blocks), weights, options.threads or 1, options.affinity)
+        except MemoryError as error:
+            raise StartupError(
+                f"the KV cache of {facts.kv_cache_bytes} bytes cannot be allocated; use a smaller "
+                f"--kv-cache-memory"
+            ) from error
+        except ValueError as error:
+            raise StartupError(str(error)) from error
+        return NativeBackend(facts, plan)
+
+    def _shape(self, num_blocks: int) -> dict[str, object]:
+        config = self.source.config
+        assert config.rope is not None
+        factors = self.source.rope_factors()
+        return {
+            "vocabulary_size": config.vocabulary_size,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_layers": config.num_layers,
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "norm_epsilon": config.norm_epsilon,
+            "activation": config.activation,
+            "sliding_window": config.sliding_window,
+            "attention_soft_cap": config.attention_soft_cap,
+            "logits_soft_cap": config.logits_soft_cap,
+            "frequencies": inverse_frequencies(config.rope, config.head_dim, factors).tolist(),
+            "max_model_len": self.max_model_len,
+            "block_size": self.options.block_size,
+            "num_blocks": num_blocks,
+            "kv_dtype": self.kv_dtype,
+            "activation_limits": activation_limits(self.options.activation_dtype),
+        }
 
 
 class NativeBackend:
@@ -147,7 +180,6 @@ class NativeBackend:
     def __init__(self, facts: BackendFacts, plan: Plan) -> None:
         self._facts = facts
         self._plan = plan
-        self._pinned = False
 
     @property
     def facts(self) -> BackendFacts:

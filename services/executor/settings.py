@@ -107,6 +107,13 @@ class ExecutorSettings(HeartbeatSettings):
         "int8 or int16 by what a matrix is for",
         json_schema_extra=flag("Execution"),
     )
+    speculative_model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="draft model that guesses tokens ahead, in the same process: GGUF file, "
+        "Hugging Face folder, or hub id; of the same vocabulary",
+        json_schema_extra=flag("Speculation", default="none"),
+    )
     rank: int = Field(
         default=0,
         ge=0,

@@ -21,6 +21,8 @@ class Counters:
     load_seconds: float = 0.0
     load_bytes: tuple[int, int] = (0, 0)  # done and in all, while weights load
     step_started: float | None = None
+    draft_tokens: int = 0
+    draft_seconds: float = 0.0
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     def step_done(self, tokens: int, seconds: float) -> None:
@@ -30,6 +32,11 @@ class Counters:
         self.tokens += tokens
         self.recent.append(seconds)
 
+    def draft_done(self, tokens: int, seconds: float) -> None:
+        """Count the draft model's part of a step: what it guessed, and how long it took."""
+        self.draft_tokens += tokens
+        self.draft_seconds += seconds
+
     def beat(self) -> stage_pb2.ExecutorBeat:
         """The numbers that a beat carries."""
         started = self.step_started
@@ -37,7 +44,9 @@ class Counters:
         return stage_pb2.ExecutorBeat(step_age_ms=int(age * 1000), steps_total=self.steps)
 
 
-def executor_stats(facts: BackendFacts | None, counters: Counters) -> control_pb2.ExecutorStats:
+def executor_stats(
+    facts: BackendFacts | None, counters: Counters, draft: BackendFacts | None = None
+) -> control_pb2.ExecutorStats:
     """The message; without facts (the weights still load) only the totals are set."""
     stats = control_pb2.ExecutorStats(
         steps_total=counters.steps,
@@ -47,6 +56,8 @@ def executor_stats(facts: BackendFacts | None, counters: Counters) -> control_pb
         load_bytes_done=counters.load_bytes[0],
         load_bytes_total=counters.load_bytes[1],
         recent_step_seconds=counters.recent.copy(),
+        draft_tokens_total=counters.draft_tokens,
+        draft_seconds_total=counters.draft_seconds,
     )
     if facts is not None:
         stats.device = facts.device
@@ -61,4 +72,10 @@ def executor_stats(facts: BackendFacts | None, counters: Counters) -> control_pb
         stats.block_size = facts.block_size
         stats.max_model_len = facts.max_model_len
         stats.vocabulary_size = facts.vocabulary_size
+    if draft is not None:
+        stats.draft_model = draft.model
+        stats.draft_plan = draft.plan
+        stats.draft_parameters = draft.parameters
+        stats.draft_weight_bytes = draft.weight_bytes
+        stats.draft_kv_cache_bytes = draft.kv_cache_bytes
     return stats

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -17,6 +18,9 @@ from triptych.services.executor.step_inputs import StepInputs
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.transport.channel import wake_descriptor
 from triptych.v1 import stage_pb2
+
+if TYPE_CHECKING:  # loaded where there is one
+    from triptych.services.executor.draft_model import DraftModel
 
 _MAX_MESSAGE = 1000  # characters of an exception that cross to the scheduler
 
@@ -60,11 +64,16 @@ class Worker:
         self._stopping.set()
         os.eventfd_write(self._wake, 1)
 
-    def run(self, backend: Backend, fingerprint: str) -> None:
-        """Join schedulers and compute their steps until stopped. Raises StartupError if refused."""
+    def run(self, backend: Backend, fingerprint: str, draft: "DraftModel | None" = None) -> None:
+        """Join schedulers and compute their steps until stopped. Raises StartupError if refused.
+
+        `draft` guesses the unknown tokens of their steps; without one such a step fails.
+        """
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         hello = stage_pb2.ExecutorHello(
-            model=model_facts(backend.facts, fingerprint), rank=self._rank
+            model=model_facts(backend.facts, fingerprint),
+            rank=self._rank,
+            has_draft_model=draft is not None,
         )
         link = SchedulerLink(context, self._run_dir, self._name, hello)
         try:
@@ -74,7 +83,7 @@ class Worker:
                 beats = Beats(context, self._run_dir, identity, self._interval, self._counters.beat)
                 self.joined = True
                 try:
-                    self._serve(session, backend)
+                    self._serve(session, backend, draft)
                 finally:
                     self.joined = False
                     beats.stop()
@@ -84,21 +93,31 @@ class Worker:
         finally:
             context.destroy(linger=0)
 
-    def _serve(self, session: Session, backend: Backend) -> None:
-        backend.reserve(session.step_ring.layout.max_tokens)
+    def _serve(self, session: Session, backend: Backend, draft: "DraftModel | None") -> None:
+        layout = session.step_ring.layout
+        backend.reserve(layout.max_tokens)
+        if draft is not None:
+            draft.reserve(layout.max_tokens, layout.max_rows)
         for ready in session.steps(self._wake):
             self._counters.step_started = time.monotonic()
-            answer = self._execute(session, backend, ready)
+            answer = self._execute(session, backend, draft, ready)
             self._counters.step_started = None
             session.send(answer)
 
     def _execute(
-        self, session: Session, backend: Backend, ready: stage_pb2.StepReady
+        self,
+        session: Session,
+        backend: Backend,
+        draft: "DraftModel | None",
+        ready: stage_pb2.StepReady,
     ) -> stage_pb2.ExecutorMessage:
         started = time.perf_counter_ns()
+        guesses = b""
         try:
             slot = session.step_ring.inputs(ready.slot, ready.step_id)
             inputs = StepInputs.view(slot, session.step_ring.layout)
+            if draft is not None:
+                inputs, guesses = self._guess(draft, inputs)
             backend.execute(inputs, session.logits_ring.logits(ready.slot))
             session.logits_ring.publish(ready.slot, ready.step_id, inputs.num_logits)
         except Exception as error:  # the top of a step: the scheduler decides what becomes of it
@@ -113,6 +132,17 @@ class Worker:
         self._counters.step_done(inputs.num_tokens, elapsed * 1e-9)
         return stage_pb2.ExecutorMessage(
             done=stage_pb2.StepDone(
-                step_id=ready.step_id, slot=ready.slot, epoch=ready.epoch, execute_ns=elapsed
+                step_id=ready.step_id,
+                slot=ready.slot,
+                epoch=ready.epoch,
+                execute_ns=elapsed,
+                draft_token_ids=guesses,
             )
         )
+
+    def _guess(self, draft: "DraftModel", inputs: StepInputs) -> tuple[StepInputs, bytes]:
+        """The step with its unknown tokens guessed, and the guesses as they are answered."""
+        started = time.perf_counter()
+        inputs, guesses = draft.guess(inputs)
+        self._counters.draft_done(len(guesses), time.perf_counter() - started)
+        return inputs, guesses.astype("<u4").tobytes()

@@ -24,8 +24,8 @@ from triptych.services.runtime.logging import configure_logging
 from triptych.services.runtime.process_stats import process_stats
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.runtime.settings import load_settings
+from triptych.services.scheduler.logits_processors import load_processors
 from triptych.services.scheduler.loop import StepLoop
-from triptych.services.scheduler.sampler import load_processors
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.v1 import control_pb2
 

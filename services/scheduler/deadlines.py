@@ -1,4 +1,4 @@
-"""When requests time out, in the queue and in all. The core has no clock: this is the loop's."""
+"""When requests time out: in the queue, in all, while compiling. The clock is the loop's."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -15,6 +15,7 @@ class Limit(Enum):
 
     QUEUE = "queue_timeout"
     TOTAL = "request_timeout"
+    GRAMMAR = "structured_output_timeout"
 
 
 class Deadline(NamedTuple):

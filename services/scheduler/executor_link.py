@@ -72,7 +72,10 @@ class ExecutorLink:
         welcome: stage_pb2.ExecutorWelcome,
         poller: zmq.Poller,
         timeout: float,
+        *,
+        drafts_wanted: bool = False,
     ) -> None:
+        """`drafts_wanted`: only an executor with a draft model will do."""
         self._channel: RouterChannel[stage_pb2.ExecutorMessage, stage_pb2.ExecutorReply] = (
             RouterChannel(context, run_dir.executor_endpoint, stage_pb2.ExecutorMessage)
         )
@@ -80,6 +83,7 @@ class ExecutorLink:
         self._welcome = welcome
         self._poller = poller
         self._timeout = timeout
+        self._drafts_wanted = drafts_wanted
         self._pending: list[FdConnection] = []
         self._welcomed: tuple[bytes, stage_pb2.ModelFacts] | None = None
         self._joined: _Joined | None = None
@@ -220,6 +224,8 @@ class ExecutorLink:
         for field, least in _LEAST.items():
             if (value := getattr(facts, field)) < least:
                 return f"{field}: the executor's {value} is below {least}"
+        if self._drafts_wanted and not hello.has_draft_model:
+            return "speculative_method draft_model: the executor has no speculative_model"
         if self._joined is not None:
             return "another executor is connected"
         return self._other_model(facts)

@@ -1,54 +1,33 @@
-"""The sampler of a scheduler process: the kernels' one, fitted to the core, plug-ins before it.
-
-A logits processor is a plug-in, found by entry point and loaded by name (`--logits-processors`). It
-is given a row of logits to change, and runs in this process: in a copy of the row, because the
-logits ring is the executor's and mapped read-only here.
+"""The sampler of a scheduler process: the kernels' one, fitted to the core, with what goes before
+it (plug-ins, grammars) and behind it (guesses of what comes next, and what became of them).
 """
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import entry_points
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from triptych.engine_core.errors import InvalidRequest, NotFinite, RequestError
+from triptych.engine_core.batch import UNKNOWN_DRAFT
+from triptych.engine_core.drafting import Drafter
+from triptych.engine_core.errors import NotSupported
 from triptych.engine_core.sampling_params import SamplingParams
 from triptych.kernels.sampler_params import (
     NO_TOKEN,
-    Drawn,
     SamplerParams,
     SamplerProtocol,
     TokenLogprobs,
 )
-from triptych.services.runtime.lifecycle import StartupError
-
-ENTRY_POINTS = "triptych.logits_processors"
-
-Row = npt.NDArray[np.float32]
-LogitsProcessor = Callable[[Sequence[int], Sequence[int], Row], None]
-"""Given prompt ids, output ids and a row of logits, float32 [vocabulary], to change in place."""
-ProcessorFactory = Callable[[str], LogitsProcessor]
-"""Called with a request's argument (JSON, or empty); raises ValueError for one it cannot take."""
-
-_log = logging.getLogger(__name__)
-
-
-def load_processors(names: Sequence[str]) -> dict[str, ProcessorFactory]:
-    """The named plug-ins. Raises StartupError for one that is not installed or does not load."""
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)} if names else {}
-    factories: dict[str, ProcessorFactory] = {}
-    for name in names:
-        if name not in found:
-            known = ", ".join(sorted(found)) or "none"
-            raise StartupError(f"logits_processors: {name!r} is not installed; installed: {known}")
-        try:
-            factories[name] = found[name].load()
-        except Exception as error:  # foreign code, at start-up: one clear line
-            raise StartupError(f"logits_processors: {name!r} does not load: {error}") from error
-    return factories
+from triptych.services.scheduler.grammar_state import GrammarSource
+from triptych.services.scheduler.logits_processors import (
+    ProcessorFactory,
+    Row,
+    RunningProcessors,
+)
+from triptych.services.scheduler.running_grammars import LAST, RunningGrammars
+from triptych.services.scheduler.verification import (
+    DrawnStep,
+    StepLogits,
+    Verification,
+    nothing_left,
+)
 
 
 def new_sampler(
@@ -64,27 +43,43 @@ def new_sampler(
     return Plain(vocabulary_size, processed_logprobs=processed_logprobs)
 
 
-@dataclass(slots=True)
-class _Processed:
-    """A running sequence that has plug-ins. `error`: they could not be made a second time."""
-
-    processors: list[tuple[str, LogitsProcessor]]
-    error: RequestError | None
-    prompt_ids: tuple[int, ...]
-    output_ids: list[int]
-
-
 class StepSampler:
-    """A SamplingState (engine_core.sampling) that also draws. Used by the loop's thread only."""
+    """A SamplingState (engine_core.sampling) that also draws. Used by the loop's thread only.
 
-    def __init__(self, sampler: SamplerProtocol, factories: Mapping[str, ProcessorFactory]) -> None:
+    A step: drafts, prepare, draw, append. Tokens that are accepted while drawing are known here
+    before the core tells them; `_ahead` says how many of each sequence's, for the kernels' sampler.
+    """
+
+    def __init__(
+        self,
+        sampler: SamplerProtocol,
+        factories: Mapping[str, ProcessorFactory],
+        grammars: GrammarSource | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
         self._sampler = sampler
-        self._factories = factories
-        self._processed: dict[int, _Processed] = {}
+        self._processors = RunningProcessors(factories)
+        self._grammars = RunningGrammars(grammars) if grammars is not None else None
+        self._drafter = drafter
+        self._params: dict[int, SamplingParams] = {}
+        self._ahead: dict[int, int] = {}
+        self._guessed_for: dict[int, None] = {}  # those with an output token, in order
+        self._unstarted: set[int] = set()  # to be guessed for, without an output token yet
+        self._proposed: set[int] = set()  # whose drafts of this step are the drafter's
+        self._forced: set[int] = set()  # whose drafts of this step are forced text
+
+    @property
+    def num_grammars(self) -> int:
+        """Running sequences that have a grammar."""
+        return len(self._grammars) if self._grammars is not None else 0
 
     def check(self, params: SamplingParams) -> None:
         """Raise InvalidRequest for plug-ins that are not loaded, or arguments they refuse."""
-        self._processors(params)
+        if params.grammar and self._grammars is None:
+            raise NotSupported("structured output is not available here")
+        self._processors.make(params)
+
+    # ------------------------------------------------------------------ sequences
 
     def open(
         self,
@@ -93,62 +88,169 @@ class StepSampler:
         choice: int,
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
+        salt: str = "",
     ) -> None:
         """A sequence runs, with these tokens."""
         self._sampler.open(sequence_id, _sampler_params(params, choice), prompt_ids, output_ids)
+        self._params[sequence_id] = params
+        if params.grammar:
+            assert self._grammars is not None, "checked before: a grammar is never left out"
+            self._grammars.open(sequence_id, params, output_ids)
         if params.processors:
-            processors, failed = [], None
-            try:
-                processors = self._processors(params)
-            except RequestError as error:  # they were made at `check`: foreign code may do anything
-                failed = error
-            self._processed[sequence_id] = _Processed(
-                processors, failed, tuple(prompt_ids), list(output_ids)
-            )
+            self._processors.open(sequence_id, params, prompt_ids, output_ids)
+        # Plug-ins are foreign code that may count its calls; beams choose by themselves.
+        if params.processors or params.beam is not None:
+            return
+        if self._drafter is not None:
+            self._drafter.open(sequence_id, prompt_ids, output_ids, salt)
+        if self._drafter is not None or params.grammar:
+            if output_ids:
+                self._guessed_for[sequence_id] = None
+            else:
+                self._unstarted.add(sequence_id)
 
     def append(self, sequence_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """One more output token for each."""
+        """One more output token for each; several for one that had drafts, in order."""
+        if self._drafter is not None:
+            self._drafter.append(sequence_ids, token_ids)
+        if self._grammars:
+            self._grammars.append(sequence_ids, token_ids)
+        if self._processors:
+            self._processors.append(sequence_ids, token_ids)
+        if self._unstarted:
+            for sequence_id in self._unstarted.intersection(sequence_ids):
+                self._unstarted.remove(sequence_id)
+                self._guessed_for[sequence_id] = None
+        if self._ahead:
+            sequence_ids, token_ids = self._unknown(sequence_ids, token_ids)
         self._sampler.append(sequence_ids, token_ids)
-        if self._processed:
-            for sequence_id, token_id in zip(sequence_ids, token_ids, strict=True):
-                processed = self._processed.get(sequence_id)
-                if processed is not None:
-                    processed.output_ids.append(token_id)
+
+    def _unknown(
+        self, sequence_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """Of tokens that the core tells, those that the kernels' sampler does not have yet."""
+        ids, tokens = [], []
+        for sequence_id, token_id in zip(sequence_ids, token_ids, strict=True):
+            ahead = self._ahead.get(sequence_id, 0)
+            if ahead:
+                self._ahead[sequence_id] = ahead - 1
+            else:
+                ids.append(sequence_id)
+                tokens.append(token_id)
+        self._ahead = {each: count for each, count in self._ahead.items() if count}
+        return ids, tokens
 
     def close(self, sequence_id: int) -> None:
         """A sequence runs no more."""
         self._sampler.close(sequence_id)
-        self._processed.pop(sequence_id, None)
+        del self._params[sequence_id]
+        self._ahead.pop(sequence_id, None)
+        self._guessed_for.pop(sequence_id, None)
+        self._unstarted.discard(sequence_id)
+        self._proposed.discard(sequence_id)
+        self._forced.discard(sequence_id)
+        self._processors.close(sequence_id)
+        if self._grammars is not None:
+            self._grammars.close(sequence_id)
+        if self._drafter is not None:
+            self._drafter.close(sequence_id)
+
+    # ------------------------------------------------------------------ a step
+
+    def drafts(self) -> Iterable[tuple[int, Sequence[int]]]:
+        """Guesses for the step to be planned: forced text first, else the drafter's."""
+        self._proposed.clear()
+        self._forced.clear()
+        if not self._guessed_for:
+            return ()
+        found: list[tuple[int, Sequence[int]]] = []
+        for sequence_id in self._guessed_for:
+            tokens = self._guess(sequence_id)
+            if tokens:
+                found.append((sequence_id, tokens))
+        return found
+
+    def _guess(self, sequence_id: int) -> Sequence[int]:
+        grammars = self._grammars
+        restricted = grammars is not None and sequence_id in grammars
+        if grammars is not None and restricted:
+            forced = grammars.forced(sequence_id)
+            if forced:
+                self._forced.add(sequence_id)
+                return forced
+        if self._drafter is None:
+            return ()
+        tokens = self._drafter.propose(sequence_id)
+        if grammars is not None and restricted:
+            if UNKNOWN_DRAFT in tokens:
+                # Masks are made before the draft model has spoken: it is not asked again.
+                self._drafter.close(sequence_id)
+                return ()
+            tokens = grammars.legal(sequence_id, tokens)
+        if tokens:
+            self._proposed.add(sequence_id)
+        return tokens
+
+    def prepare(self, sequence_ids: Sequence[int], drafts: Sequence[int]) -> None:
+        """Compute the grammars' masks for the step in flight, while the executor computes it."""
+        if self._grammars:
+            self._grammars.prepare(sequence_ids, drafts)
 
     def draw(
-        self, logits: Row, sequence_ids: Sequence[int], logits_rows: Sequence[int]
-    ) -> tuple[Drawn, dict[int, RequestError]]:
-        """A token for each sample; the error of each that a plug-in failed, by sample.
+        self,
+        logits: Row,
+        sequence_ids: Sequence[int],
+        logits_rows: Sequence[int],
+        drafts: Sequence[int],
+    ) -> DrawnStep:
+        """A token for each sample of the step.
 
-        `logits`: float32 [rows, vocabulary], a view into the logits ring.
+        `logits`: float32 [rows, vocabulary], a view into the logits ring. `drafts`: as the core's.
         """
-        if not self._processed or not any(each in self._processed for each in sequence_ids):
-            return self._sampler.draw(logits, sequence_ids, logits_rows), {}
-        errors: dict[int, RequestError] = {}
-        tokens = np.full(len(sequence_ids), NO_TOKEN, np.int32)
-        logprobs: dict[int, TokenLogprobs] = {}
-        changed = [i for i, each in enumerate(sequence_ids) if each in self._processed]
-        plain = [i for i, each in enumerate(sequence_ids) if each not in self._processed]
-        rows = np.stack([logits[logits_rows[i]] for i in changed])
-        for row, sample in zip(rows, changed, strict=True):
-            error = self._process(sequence_ids[sample], row)
-            if error is not None:
-                errors[sample] = error
-                row[:] = np.nan
-        for samples, matrix, at in (
-            (plain, logits, [logits_rows[i] for i in plain]),
-            (changed, rows, list(range(len(changed)))),
-        ):
-            if samples:
-                drawn = self._sampler.draw(matrix, [sequence_ids[i] for i in samples], at)
-                tokens[samples] = drawn.token_ids
-                logprobs.update((samples[i], each) for i, each in drawn.logprobs.items())
-        return Drawn(tokens, logprobs), errors
+        step = StepLogits(logits, sequence_ids, logits_rows)
+        if not (self._grammars or self._processors) and max(drafts, default=LAST) == LAST:
+            return self._draw_plain(step)
+        verification = Verification(
+            self._sampler, self._params, self._grammars, self._processors, step
+        )
+        for sequence_id, count in verification.verify(drafts).items():
+            self._ahead[sequence_id] = self._ahead.get(sequence_id, 0) + count
+        if self._grammars is not None:
+            self._grammars.forget_masks()
+        if self._proposed or self._forced:
+            self._tell_guessers(sequence_ids, drafts, verification.drawn.token_ids)
+        return verification.drawn
+
+    def _draw_plain(self, step: StepLogits) -> DrawnStep:
+        drawn = self._sampler.draw(step.matrix, step.sequence_ids, step.rows)
+        result = DrawnStep(drawn.token_ids.tolist(), drawn.logprobs)
+        if NO_TOKEN in result.token_ids:
+            for sample, token_id in enumerate(result.token_ids):
+                if token_id == NO_TOKEN:
+                    params = self._params[step.sequence_ids[sample]]
+                    error = nothing_left(self._sampler, step.matrix, step.rows[sample], params)
+                    if error is not None:
+                        result.errors[sample] = error
+        return result
+
+    def _tell_guessers(
+        self, sequence_ids: Sequence[int], drafts: Sequence[int], token_ids: Sequence[int]
+    ) -> None:
+        """What became of the guesses."""
+        first = 0
+        for sample, draft in enumerate(drafts):
+            if draft != LAST:
+                continue
+            sequence_id, drafted = sequence_ids[first], sample - first
+            if drafted:
+                end = first
+                while end < sample and token_ids[end] == drafts[end]:
+                    end += 1
+                if sequence_id in self._proposed and self._drafter is not None:
+                    self._drafter.verified(sequence_id, drafted, end - first)
+                elif sequence_id in self._forced and self._grammars is not None:
+                    self._grammars.verified(sequence_id, drafted, end - first)
+            first = sample + 1
 
     def score(
         self, logits: Row, logits_rows: Sequence[int], token_ids: Sequence[int], top: int
@@ -156,39 +258,10 @@ class StepSampler:
         """Logprobs of given tokens, for prompt logprobs; None where logits are not finite."""
         return self._sampler.score(logits, logits_rows, token_ids, top)
 
-    def _process(self, sequence_id: int, row: Row) -> RequestError | None:
-        processed = self._processed[sequence_id]
-        if processed.error is not None:
-            return processed.error
-        for name, processor in processed.processors:
-            try:
-                processor(processed.prompt_ids, processed.output_ids, row)
-            except Exception:  # foreign code: it ends the request that asked for it, no other
-                _log.exception("logits processor %r failed", name)
-                return NotFinite(f"logits processor {name!r} failed")
-        return None
-
-    def _processors(self, params: SamplingParams) -> list[tuple[str, LogitsProcessor]]:
-        made = []
-        for index, (name, argument) in enumerate(params.processors):
-            field = f"logits_processors[{index}]"
-            factory = self._factories.get(name)
-            if factory is None:
-                loaded = ", ".join(sorted(self._factories)) or "none"
-                raise InvalidRequest(f"{field}.name", f"{name!r} is not loaded; loaded: {loaded}")
-            try:
-                made.append((name, factory(argument)))
-            except ValueError as error:
-                raise InvalidRequest(f"{field}.argument", str(error)) from error
-            except Exception as error:  # foreign code, given a client's text: only the asker fails
-                _log.exception("logits processor %r failed to begin", name)
-                raise InvalidRequest(
-                    f"{field}.argument", f"{name!r} failed to take it ({type(error).__name__})"
-                ) from error
-        return made
-
 
 def _sampler_params(params: SamplingParams, choice: int) -> SamplerParams:
+    # A grammar's mask has the stop ids' bits cleared instead, and knows where it cannot be so.
+    masks_stops = params.min_tokens > 0 and not params.grammar
     return SamplerParams(
         temperature=params.temperature,
         top_k=params.top_k,
@@ -205,7 +278,7 @@ def _sampler_params(params: SamplingParams, choice: int) -> SamplerParams:
         logit_bias=params.logit_bias,
         allowed_token_ids=params.allowed_token_ids,
         bad_words=params.bad_words,
-        masked_token_ids=params.stop_token_ids if params.min_tokens > 0 else (),
-        mask_until=params.min_tokens,
+        masked_token_ids=params.stop_token_ids if masks_stops else (),
+        mask_until=params.min_tokens if masks_stops else 0,
         logprobs=params.logprobs,
     )

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from triptych.services.runtime.settings import HeartbeatSettings, Settings, flag
+from triptych.services.runtime.settings import Bytes, HeartbeatSettings, Settings, flag
 
 
 class SchedulingSettings(Settings):
@@ -96,8 +96,8 @@ class SchedulerSettings(SchedulingSettings, HeartbeatSettings):
         ge=1,
         le=1 << 20,
         description=(
-            "rows of logits in one step: one for each sequence, the rest for prompt logprobs "
-            "(default: max_num_seqs + 32)"
+            "rows of logits in one step: one for each sequence, the rest for prompt logprobs and "
+            "guessed tokens (default: max_num_seqs + 32)"
         ),
         json_schema_extra=flag("Scheduling", unit="rows"),
     )
@@ -120,6 +120,76 @@ class SchedulerSettings(SchedulingSettings, HeartbeatSettings):
         description="steps that the shared-memory rings hold",
         json_schema_extra=flag("Scheduling", unit="slots"),
     )
+    structured_output_cache: int = Field(
+        default=128,
+        ge=0,
+        le=65_536,
+        description="compiled grammars that are kept when no request uses them",
+        json_schema_extra=flag("Structured output", unit="grammars"),
+    )
+    structured_output_cache_bytes: Bytes = Field(
+        default=16 << 20,
+        ge=0,
+        le=1 << 40,
+        description="text of the grammars that are kept when no request uses them",
+        json_schema_extra=flag("Structured output", default="16MiB"),
+    )
+    structured_output_timeout: float = Field(
+        default=10.0,
+        gt=0.0,
+        le=3600.0,
+        description="a request whose grammar takes so long to compile ends",
+        json_schema_extra=flag("Structured output", unit="seconds"),
+    )
+    speculative_method: Literal["off", "ngram", "suffix", "draft_model"] = Field(
+        default="off",
+        description=(
+            "what guesses the next tokens, which are then computed together; outputs stay the "
+            "same: ngram looks in the request's own text, suffix in earlier outputs too, "
+            "draft_model asks the executor's second model"
+        ),
+        json_schema_extra=flag("Speculation"),
+    )
+    num_speculative_tokens: int = Field(
+        default=7,
+        ge=1,
+        le=64,
+        description="longest guess; each sequence's grows and shrinks with its success",
+        json_schema_extra=flag("Speculation", unit="tokens"),
+    )
+    max_num_draft_tokens: int = Field(
+        default=32,
+        ge=1,
+        le=1 << 20,
+        description=(
+            "guessed tokens in one step, all sequences together, each of which costs as much as "
+            "another sequence; --max-num-logits bounds them too"
+        ),
+        json_schema_extra=flag("Speculation", unit="tokens"),
+    )
+    prompt_lookup_max: int = Field(
+        default=4,
+        ge=1,
+        le=16,
+        description="last tokens that are looked up (ngram, suffix): as many of them as are found",
+        json_schema_extra=flag("Speculation", unit="tokens"),
+    )
+    prompt_lookup_min: int = Field(
+        default=2,
+        ge=1,
+        le=16,
+        description="fewest last tokens that must be found again; more guess less, and better",
+        json_schema_extra=flag("Speculation", unit="tokens"),
+    )
+
+    @model_validator(mode="after")
+    def _lookup_is_a_range(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min: {self.prompt_lookup_min} must be at most "
+                f"prompt_lookup_max ({self.prompt_lookup_max})"
+            )
+        return self
 
     @model_validator(mode="after")
     def _logits_cover_sequences(self) -> Self:

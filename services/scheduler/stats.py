@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from triptych.engine_core.scheduler import Scheduler
+from triptych.services.scheduler.grammars import Grammars
 from triptych.v1 import control_pb2, stage_pb2
 
 
@@ -18,6 +19,7 @@ class StepSeconds:
     sample: float = 0.0
     apply: float = 0.0
     emit: float = 0.0
+    masks: float = 0.0
 
     def message(self) -> control_pb2.StepTimes:
         """The same numbers as a message."""
@@ -31,7 +33,7 @@ class Counters:
     """Totals since the start. Written by the loop's thread only.
 
     A finished request ended with a finish reason or, once accepted, with an error; a refused one
-    was never accepted.
+    was never accepted. A draft is accepted where its very token is drawn.
     """
 
     steps: int = 0
@@ -41,6 +43,8 @@ class Counters:
     requests_aborted: int = 0
     requests_refused: int = 0
     requests_timed_out: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     times: StepSeconds = field(default_factory=StepSeconds)
 
 
@@ -99,5 +103,15 @@ def scheduler_stats(
         requests_aborted_total=counters.requests_aborted,
         requests_refused_total=counters.requests_refused,
         requests_timed_out_total=counters.requests_timed_out,
+        draft_tokens_total=counters.draft_tokens,
+        accepted_draft_tokens_total=counters.accepted_draft_tokens,
         step_times=counters.times.message(),
     )
+
+
+def add_grammars(stats: control_pb2.SchedulerStats, grammars: Grammars) -> None:
+    """What the cache of compiled grammars counts."""
+    stats.grammars_compiled_total = grammars.compiled_total
+    stats.grammar_cache_hits_total = grammars.hits_total
+    stats.grammar_compile_seconds_total = grammars.compile_seconds_total
+    stats.grammars_cached = len(grammars)

@@ -19,6 +19,7 @@ from triptych.engine_core.step import StepOutput
 from triptych.services.transport import step_outputs, wire
 from triptych.services.transport.channel import PROTOCOL_VERSION, Received, RouterChannel
 from triptych.services.transport.output_columns import outputs_by_peer
+from triptych.services.transport.vocabulary import Vocabulary, vocabulary_from
 from triptych.v1 import stage_pb2
 
 MAX_TOKENIZERS = 256
@@ -81,6 +82,7 @@ class TokenizerLink:
         self._by_index: dict[int, _Peer] = {}
         self._next_index = 1
         self._vocabulary_size: int | None = None
+        self._vocabulary_known = False
         self.refused_total = 0
         poller.register(self._channel.socket, zmq.POLLIN)
 
@@ -103,14 +105,14 @@ class TokenizerLink:
 
     # ---------------------------------------------------------------------------------- incoming
 
-    def receive(self, now: float) -> Iterator[Submitted | Dropped]:
+    def receive(self, now: float) -> Iterator[Submitted | Dropped | Vocabulary]:
         """What has arrived, without waiting."""
         for received in self._channel.receive():
             yield from self._take(received, now)
 
     def _take(
         self, received: Received[stage_pb2.TokenizerMessage], now: float
-    ) -> Iterator[Submitted | Dropped]:
+    ) -> Iterator[Submitted | Dropped | Vocabulary]:
         message, name = received.message, received.peer
         if message is None:
             _log.warning("malformed message from tokenizer %r", name)
@@ -132,6 +134,8 @@ class TokenizerLink:
                 slots = [slot for slot in dict.fromkeys(message.abort.slots) if slot in peer.slots]
                 peer.slots.difference_update(slots)
                 yield Dropped(peer.request_ids(slots))
+            case "vocabulary":
+                yield from self._take_vocabulary(peer, message.vocabulary)
             case _:
                 pass  # a beat
 
@@ -175,6 +179,25 @@ class TokenizerLink:
             return
         peer.slots.update(slots)
         yield Submitted(request, _seconds(submit.queue_timeout_ms), _seconds(submit.timeout_ms))
+
+    def _take_vocabulary(
+        self, peer: _Peer, message: stage_pb2.Vocabulary
+    ) -> Iterator[Vocabulary | Dropped]:
+        """The first counts: all tokenizers are of one model (its fingerprint)."""
+        if self._vocabulary_known:
+            return
+        try:
+            vocabulary = vocabulary_from(message)
+            if len(vocabulary.tokens) != self._vocabulary_size:
+                raise InvalidRequest(
+                    "lengths", f"{len(vocabulary.tokens)} tokens, not {self._vocabulary_size}"
+                )
+        except InvalidRequest as error:
+            _log.error("vocabulary of tokenizer %r: %s", peer.name, error)
+            yield from self._refuse(peer.name, f"vocabulary: {error}")
+            return
+        self._vocabulary_known = True
+        yield vocabulary
 
     # ---------------------------------------------------------------------------------- outgoing
 

@@ -52,6 +52,7 @@ class _Openings:
         choice: int,
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
+        salt: str = "",
     ) -> None:
         self.slots.append(choice)
         self.num_open += 1
@@ -61,6 +62,9 @@ class _Openings:
 
     def close(self, sequence_id: int) -> None:
         self.num_open -= 1
+
+    def drafts(self) -> tuple[tuple[int, Sequence[int]], ...]:
+        return ()
 
     def take(self) -> list[int]:
         """Those since the last call."""

@@ -69,7 +69,8 @@ class IncrementalDetokenizer:
     """The text of one output. Joined, the answers of `push` and `finish` are the whole text.
 
     `prompt_ids` decide only whether the output stands at the start of the text: after a prompt, a
-    first word keeps its blank, so that prompt and output can be joined.
+    first word keeps its blank, so that prompt and output can be joined. `as_matched`: it keeps it
+    anyhow, since a grammar has counted it.
     """
 
     def __init__(
@@ -78,12 +79,14 @@ class IncrementalDetokenizer:
         *,
         skip_special_tokens: bool = True,
         prompt_ids: Sequence[int] = (),
+        as_matched: bool = False,
     ) -> None:
         table = tokenizer.piece_table
         skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
         self._stream: _PieceText | _WindowText
         if table is not None:
-            self._stream = _PieceText(table, skipped, prompt_ids)
+            first = FirstPiece.AS_IT_IS if as_matched else table.first
+            self._stream = _PieceText(PieceTable(table.pieces, first), skipped, prompt_ids)
         else:
             self._stream = _WindowText(tokenizer, skip_special_tokens, prompt_ids)
 

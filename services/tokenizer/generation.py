@@ -15,12 +15,13 @@ from triptych.services.tokenizer.output_validation import check_held, output_par
 from triptych.services.tokenizer.pieces import PromptPart, prompt_pieces
 from triptych.services.tokenizer.prompts import Prompts
 from triptych.services.tokenizer.responses import Responses
-from triptych.services.tokenizer.sampling_validation import sampling_params, with_max_tokens
+from triptych.services.tokenizer.sampling_validation import sampling_params, with_prompt
 from triptych.services.tokenizer.scheduler_client import (
     SchedulerClient,
     SchedulerFacts,
 )
 from triptych.services.tokenizer.stats import Counters
+from triptych.services.tokenizer.structured import StructuredOutputs
 from triptych.services.tokenizer.tokenizer import Tokenizer
 from triptych.services.tokenizer.validation import (
     ServedModel,
@@ -74,6 +75,7 @@ class Generation:
         tokenizer: Tokenizer,
         names: tuple[str, ...],
         client: SchedulerClient,
+        structured: StructuredOutputs,
         counters: Counters,
         *,
         seed: int | None,
@@ -84,6 +86,7 @@ class Generation:
         self.names = names
         self.prompts = Prompts(tokenizer)
         self._client = client
+        self._structured = structured
         self._counters = counters
         self._seed = seed
         self._max_unread_tokens = max_unread_tokens
@@ -154,6 +157,7 @@ class Generation:
                 self.tokenizer,
                 skip_special_tokens=output.skip_special_tokens,
                 prompt_ids=token_ids,
+                as_matched=bool(request.params.grammar),
             )
             for _ in range(request.params.n)
         ]
@@ -190,10 +194,11 @@ class Generation:
         params = sampling_params(raw, model, self._seed, self._encode_word, echo=echo)
         unread = self._max_unread_tokens
         output = output_params(raw, request.output_format, model, unread, echo=echo)
+        grammar = await self._structured.grammar(raw)
         token_ids = await prompt()
         max_tokens = check_prompt_length(len(token_ids), field, raw, model)
         check_held(output, model, len(token_ids), max_tokens)
-        return ValidRequest(token_ids, with_max_tokens(params, max_tokens), output, routed)
+        return ValidRequest(token_ids, with_prompt(params, max_tokens, grammar), output, routed)
 
     def _encode_word(self, word: str) -> list[int]:
         return self.tokenizer.encode(word, add_special_tokens=False, parse_special=False)

@@ -37,10 +37,14 @@ def output_params(
         known = ", ".join(str(value) for value in inference_pb2.OutputFormat.values())
         raise InvalidRequest("output_format", f"{output_format} is none of {known}")
     eos = () if raw.ignore_eos else model.eos_token_ids
+    ends = None
+    if raw.HasField("structured_output"):
+        ends = frozenset((*raw.stop_token_ids, *model.eos_token_ids))
     n, best_of = choices_wished(raw)
     return OutputParams(
         stop=tuple(dict.fromkeys(raw.stop)),
         stop_token_ids=frozenset(raw.stop_token_ids) - frozenset(eos),
+        end_token_ids=ends,
         include_stop=raw.include_stop_str_in_output,
         skip_special_tokens=(
             raw.skip_special_tokens if raw.HasField("skip_special_tokens") else True

@@ -60,7 +60,7 @@ def sampling_params(
     *,
     echo: bool = False,
 ) -> SamplingParams:
-    """Everything but the bound that depends on the prompt: an unset max_tokens is provisional.
+    """Everything but the bound that depends on the prompt, and the grammar: see `with_prompt`.
 
     `default_seed` is the seed of requests that bring none; None draws one. `echo`: the prompt's
     tokens are reported with the output's. `n` of the result is how many are drawn (best_of). Raises
@@ -101,12 +101,15 @@ def sampling_params(
         raise wire_named(error) from error
 
 
-def with_max_tokens(params: SamplingParams, max_tokens: int) -> SamplingParams:
-    """The parameters with the bound that the prompt leaves. Raises InvalidRequest."""
-    if params.max_tokens == max_tokens:
+def with_prompt(params: SamplingParams, max_tokens: int, grammar: str = "") -> SamplingParams:
+    """The parameters with the bound that the prompt leaves, and with what takes time to check.
+
+    Raises InvalidRequest.
+    """
+    if params.max_tokens == max_tokens and params.grammar == grammar:
         return params
     try:
-        return replace(params, max_tokens=max_tokens)
+        return replace(params, max_tokens=max_tokens, grammar=grammar)
     except InvalidRequest as error:
         raise wire_named(error) from error
 

@@ -10,17 +10,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from triptych.engine_core.errors import InvalidRequest, QueueFull, RequestError, Unavailable
+from triptych.engine_core.errors import InvalidRequest, QueueFull, Unavailable
 from triptych.services.tokenizer.stats import Counters
+from triptych.services.tokenizer.token_sink import TokenSink
 from triptych.services.transport.channel import PROTOCOL_VERSION, DealerChannel, new_identity
 from triptych.services.transport.silence import ListeningClock
 from triptych.services.transport.step_outputs import (
-    TokenLogprobs,
     failures_from_outputs,
     logprobs_from_outputs,
     prompt_logprobs_from_outputs,
@@ -33,28 +32,6 @@ _BATCH = 1024  # frames per turn of the event loop, so that a flood cannot starv
 _SLOTS = 2**32
 
 _log = logging.getLogger(__name__)
-
-
-class TokenSink(Protocol):
-    """Where one choice's tokens go."""
-
-    def started(self, cached_tokens: int) -> None:
-        """The first token follows; so many tokens of the prompt were found in the cache."""
-
-    def prompt_logprobs(self, position: int, rows: Sequence[TokenLogprobs]) -> None:
-        """Of the prompt's tokens from `position` on. Raises InvalidRequest where there are none."""
-
-    def scored(self, score: float) -> None:
-        """The score of the beam hypothesis whose last token follows."""
-
-    def accept(self, token_id: int, finish: int, logprobs: TokenLogprobs | None) -> bool:
-        """Take the next token; `finish` is a FinishReason or 0. True: send no more, abort it."""
-
-    def fail(self, error: RequestError) -> None:
-        """The choice ended with an error; nothing follows."""
-
-    def wake(self) -> None:
-        """Everything that came in this drain has been handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +58,7 @@ class SchedulerClient:
 
     `on_change` is called when `ready`, `serving` or `facts` may have changed. `ended` resolves when
     the process must end: with the scheduler's refusal, or with the exception of a bug in a sink.
+    `vocabulary` makes what goes before the first request with a grammar on each connection.
     """
 
     def __init__(
@@ -90,6 +68,7 @@ class SchedulerClient:
         counters: Counters,
         on_change: Callable[[], None],
         beats: Beats = Beats(),
+        vocabulary: Callable[[], stage_pb2.Vocabulary] | None = None,
     ) -> None:
         hello.protocol_version = PROTOCOL_VERSION
         self._endpoint = endpoint
@@ -97,6 +76,8 @@ class SchedulerClient:
         self._counters = counters
         self._on_change = on_change
         self._beats = beats
+        self._vocabulary = vocabulary
+        self._vocabulary_sent = False  # to the scheduler that has welcomed us last
         self._loop = asyncio.get_running_loop()
         self._sinks: dict[int, TokenSink] = {}
         self._aborts: list[int] = []
@@ -181,6 +162,8 @@ class SchedulerClient:
             raise Unavailable("the engine is not ready")
         slots = self._free_slots(len(sinks))
         submit.slot = slots.start
+        if submit.params.grammar:
+            self._tell_vocabulary()
         if not self._send(stage_pb2.TokenizerMessage(submit=submit)):
             raise QueueFull("the scheduler does not keep up")
         self._next_slot = slots.stop
@@ -192,6 +175,15 @@ class SchedulerClient:
         running = [slot for slot in slots if self._sinks.pop(slot, None) is not None]
         if running:
             self._queue_aborts(running)
+
+    def _tell_vocabulary(self) -> None:
+        if self._vocabulary_sent:
+            return
+        if self._vocabulary is None:
+            raise AssertionError("a grammar needs the vocabulary")
+        if not self._send(stage_pb2.TokenizerMessage(vocabulary=self._vocabulary())):
+            raise QueueFull("the scheduler does not keep up")
+        self._vocabulary_sent = True
 
     def _free_slots(self, count: int) -> range:
         """The next in line; none of the last 2^32 is used again."""
@@ -347,6 +339,7 @@ class SchedulerClient:
             max_sequence_len=min(welcome.max_sequence_len, model.max_model_len),
         )
         self._welcomed = self._executor_ready = True
+        self._vocabulary_sent = False
         self._step_stuck = False
         _log.info("welcomed by the scheduler", extra={"epoch": welcome.epoch})
         self._on_change()

@@ -15,10 +15,13 @@ from triptych.services.runtime.reflection import add_reflection
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.tokenizer.admission import Admission
 from triptych.services.tokenizer.generation import Generation
+from triptych.services.tokenizer.grammar_checker import GrammarChecker
+from triptych.services.tokenizer.grammar_process import CheckLimits
 from triptych.services.tokenizer.scheduler_client import Beats, SchedulerClient
 from triptych.services.tokenizer.servicer import INFERENCE_SERVICE, InferenceServicer
 from triptych.services.tokenizer.settings import TokenizerSettings
 from triptych.services.tokenizer.stats import Counters
+from triptych.services.tokenizer.structured import StructuredOutputs
 from triptych.services.tokenizer.tokenizer import Tokenizer
 from triptych.v1 import control_pb2, inference_pb2_grpc, stage_pb2
 
@@ -59,17 +62,23 @@ class TokenizerService:
         hello = stage_pb2.TokenizerHello(
             fingerprint=model.fingerprint, vocabulary_size=model.tokenizer.vocabulary_size
         )
+        limits = CheckLimits(
+            settings.structured_output_check_seconds, settings.structured_output_check_memory
+        )
+        self._structured = StructuredOutputs(model.tokenizer, GrammarChecker(limits))
         self.client = SchedulerClient(
             run_dir.scheduler_endpoint,
             hello,
             self._counters,
             self._readiness_changed,
             Beats(settings.heartbeat_interval, settings.heartbeat_timeout),
+            self._structured.vocabulary,
         )
         self._generation = Generation(
             model.tokenizer,
             model.names,
             self.client,
+            self._structured,
             self._counters,
             seed=settings.seed,
             max_unread_tokens=settings.max_unread_tokens,
@@ -103,6 +112,7 @@ class TokenizerService:
         self.client.stop()
         await self._control.stop()
         self._generation.prompts.close()
+        self._structured.close()
 
     def stats(self) -> control_pb2.StatsResponse:
         """What ControlService.Stats answers."""

@@ -75,6 +75,20 @@ class TokenizerSettings(HeartbeatSettings):
         " RESOURCE_EXHAUSTED",
         json_schema_extra=flag("Limits", unit="bytes", default="256MiB"),
     )
+    structured_output_check_seconds: float = Field(
+        default=5.0,
+        gt=0,
+        le=600,
+        description="longest check of a request's structured output; what takes longer is refused",
+        json_schema_extra=flag("Limits", unit="seconds"),
+    )
+    structured_output_check_memory: Bytes = Field(
+        default=512 << 20,
+        ge=16 << 20,
+        le=1 << 40,
+        description="memory that the check of a structured output may take; more is refused",
+        json_schema_extra=flag("Limits", unit="bytes", default="512MiB"),
+    )
     seed: int | None = Field(
         default=None,
         ge=0,

@@ -8,7 +8,8 @@ finish reason, or raises one error.
 
 Every sampled token counts and is delivered as an id, with its logprob if asked for: the one that
 completed a stop string and the end-of-sequence or stop token too, whose own text is not part of the
-output. What was sampled behind the end of a stop string is dropped, uncounted.
+output; the token with which a grammar ends is part of it. What was sampled behind the end of a stop
+string is dropped, uncounted.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,7 +80,7 @@ class OutputStream:
             self._logprob += logprobs.logprob
         if self._params.logprobs is not None:
             self._log(token_id, logprobs)
-        if finish == FinishReason.STOP:
+        if finish == FinishReason.STOP and self._only_ends(token_id):
             self._finish(FinishReason.STOP, stop_token_id=token_id)
             return False
         if self._add(self._detokenizer.push((token_id,))):
@@ -124,6 +125,9 @@ class OutputStream:
         self._pending.token_ids.extend(self._prompt.token_ids)
         if self._params.logprobs is not None:
             self._logged.extend(self._prompt.logged())
+
+    def _only_ends(self, token_id: int) -> bool:
+        return self._params.end_token_ids is None or token_id in self._params.end_token_ids
 
     def _log(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         piece = self._detokenizer.piece(token_id)

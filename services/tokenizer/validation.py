@@ -58,10 +58,13 @@ class OutputParams:
     `stop_token_ids` are those to name as stop_reason; the end-of-sequence ids are not. `n` choices
     of `best_of` drawn ones are delivered. `logprobs` and `prompt_logprobs`: how many alternatives
     the client sees, None for no logprobs, -1 for the vocabulary's. `echo`: the prompt comes first.
+    `end_token_ids`: which tokens say only that the text ends, and are no part of it; another may be
+    its last part, where a grammar lets nothing follow. None: every token that ends it.
     """
 
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
+    end_token_ids: frozenset[int] | None = None
     include_stop: bool = False
     skip_special_tokens: bool = True
     min_tokens: int = 0

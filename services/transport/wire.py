@@ -98,6 +98,7 @@ def sequence_params_of(params: SamplingParams) -> stage_pb2.SequenceParams:
             for name, argument in params.processors
         ],
         n=params.n,
+        grammar=params.grammar,
     )
     if params.logprobs != NO_LOGPROBS:
         message.logprobs = params.logprobs
@@ -152,6 +153,7 @@ def _params_from(params: stage_pb2.SequenceParams) -> SamplingParams:
             params.prompt_logprobs if params.HasField("prompt_logprobs") else NO_LOGPROBS
         ),
         n=params.n,
+        grammar=params.grammar,
         beam=_beam(params.beam) if params.HasField("beam") else None,
     )
 

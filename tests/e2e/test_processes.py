@@ -42,9 +42,9 @@ def test_what_a_process_has_not_loaded_when_it_serves(engine: Engine) -> None:
     """By the first token: forked children share what their parent had loaded, and no more."""
     engine.generate([1, 2, 3], max_tokens=1)
     foreign = {
-        "tokenizer-0": ("numpy", "_cpu.", "_yaml"),
-        "scheduler": ("tokenizers.", "uvloop", "_yaml"),
-        "executor-0": ("tokenizers.", "uvloop", "_yaml"),
+        "tokenizer-0": ("numpy", "_cpu.", "_yaml", "/llguidance/"),
+        "scheduler": ("tokenizers.", "uvloop", "_yaml", "/llguidance/"),
+        "executor-0": ("tokenizers.", "uvloop", "_yaml", "/llguidance/"),
     }
     for name, libraries in foreign.items():
         loaded = maps(engine.pid(name))

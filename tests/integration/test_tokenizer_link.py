@@ -19,6 +19,7 @@ from triptych.services.runtime.run_dir import RunDir
 from triptych.services.scheduler.tokenizer_link import Dropped, Submitted, TokenizerLink
 from triptych.services.transport import wire
 from triptych.services.transport.step_outputs import peer_of, slot_of
+from triptych.services.transport.vocabulary import Vocabulary
 from triptych.v1 import stage_pb2
 
 FACTS = stage_pb2.ModelFacts(
@@ -65,7 +66,7 @@ class Bench:
                 return
         raise AssertionError("the condition does not come true")
 
-    def note(self, event: Submitted | Dropped) -> None:
+    def note(self, event: Submitted | Dropped | Vocabulary) -> None:
         match event:
             case Submitted():
                 self.submitted.append(event)

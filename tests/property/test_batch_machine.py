@@ -109,6 +109,22 @@ class BatchMachine(RuleBasedStateMachine):
         self._remember(self.driver.expected[number].tokens)
         self.driver.close(number)
 
+    @precondition(lambda self: not self.driver.written and self._may_draft())
+    @rule(data=st.data(), step=st.booleans())
+    def draft(self, data: st.DataObject, step: bool) -> None:
+        for number in self._may_draft():
+            guesses = self.driver.expected[number].guesses(
+                data.draw(st.integers(0, 6)),
+                data.draw(st.sampled_from((0, 1, 2, 6, 6))),
+                unknown=data.draw(st.booleans()),
+            )
+            self.driver.draft(number, guesses)
+        if step:
+            self.driver.step(data.draw(st.integers(1, 14)))
+
+    def _may_draft(self) -> list[int]:
+        return [n for n in self.driver.order if self.driver.expected[n].may_draft]
+
     @precondition(lambda self: self.driver.order and not self.driver.written)
     @rule(
         budget=st.integers(1, 14),
@@ -132,9 +148,12 @@ class BatchMachine(RuleBasedStateMachine):
         self.driver.write()
 
     @precondition(lambda self: self.driver.written)
-    @rule(broken=st.sampled_from((frozenset(), frozenset(), frozenset({0}), frozenset({1, 2}))))
-    def apply(self, broken: frozenset[int]) -> None:
-        self.driver.apply(broken)
+    @rule(
+        broken=st.sampled_from((frozenset(), frozenset(), frozenset({0}), frozenset({1, 2}))),
+        complete=st.sampled_from((frozenset(), frozenset(), frozenset({0}), frozenset({1, 3}))),
+    )
+    def apply(self, broken: frozenset[int], complete: frozenset[int]) -> None:
+        self.driver.apply(broken, complete)
 
     @precondition(lambda self: self.driver.order and not self.driver.written)
     @rule(budget=st.integers(1, 14), steps=st.integers(1, 4))

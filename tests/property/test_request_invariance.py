@@ -28,6 +28,7 @@ from mix_runs import (
     reduced,
     resumed,
     seeded_mix,
+    speculative,
     threaded,
     together,
     without_cache,
@@ -102,6 +103,12 @@ def test_threads_twins_and_no_cache(bench: Bench, source: Random, seed: int) -> 
     assert_invariant(bench, source, seed, threaded, plain_twins, without_cache)
 
 
+@settings(max_examples=30)
+@given(source=RANDOMS, seed=SEED)
+def test_drafts(bench: Bench, source: Random, seed: int) -> None:
+    assert_invariant(bench, source, seed, speculative)
+
+
 def test_the_mixes_have_what_they_are_to_show(bench: Bench) -> None:
     seen: Counter[str] = Counter()
     for seed in range(12):
@@ -110,7 +117,7 @@ def test_the_mixes_have_what_they_are_to_show(bench: Bench) -> None:
         "preemptions", "tokens from a warm cache", "tokens from overlapping prompts",
         "choices aborted in flight", "executors lost",
         "choices resumed", "end: STOP", "end: LENGTH",
-        "positions with logprobs",
+        "positions with logprobs", "drafts computed", "drafts taken",
     ):  # fmt: skip
         assert seen[what] > 0, what
 

@@ -4,15 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from core_engine import (
-    Engine,
-    Shape,
-    candidates,
-    expected_beams,
-    expected_output,
-    logprob,
-    requests,
-)
+from core_engine import Engine, Shape, requests
+from hash_model import candidates, expected_beams, expected_output, is_complete, logprob
 from triptych.engine_core.errors import NotFinite, QueueFull, RequestError, Unavailable
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.policy import POLICY_NAMES
@@ -27,7 +20,8 @@ SHAPES = st.builds(
     max_num_seqs=st.integers(1, 4),
     max_num_batched_tokens=st.integers(4, 9),
     max_num_waiting=st.integers(0, 6),
-    extra_logits=st.integers(0, 3),
+    extra_logits=st.integers(0, 6),
+    guess_seed=st.integers(0, 4),
     long_prefill_token_threshold=st.sampled_from([0, 0, 1, 2]),
     watermark_blocks=st.integers(0, 2),
     prefix_caching=st.sampled_from([True, True, False]),
@@ -53,7 +47,8 @@ def check_output(engine: Engine, request: Request) -> None:
         match ending:
             case FinishReason.STOP:
                 assert output == expected
-                assert output[-1] in params.stop_token_ids
+                text = [*request.prompt_token_ids, *request.output_token_ids, *output]
+                assert output[-1] in params.stop_token_ids or is_complete(text, params)
             case FinishReason.LENGTH:
                 assert output == expected
                 assert output[-1] not in params.stop_token_ids

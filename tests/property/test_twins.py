@@ -4,20 +4,16 @@ Calls come in any order, out of turn and with wrong arguments too: what is right
 is test_batch_machine's question.
 """
 
-from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import cast
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batch_twins import NATIVE_BATCH
 from core_engine import Engine, Shape, requests
-from triptych.engine_core.batch import Batch, SequenceRules
+from triptych.engine_core.batch import UNKNOWN_DRAFT, Batch, SequenceRules
 from triptych.engine_core.errors import RequestError, Unavailable
 from triptych.engine_core.ids import RequestId, SequenceId
 from triptych.engine_core.layout import StepLayout
@@ -83,7 +79,7 @@ def _facts(batch: Batch) -> tuple[object, ...]:
         (batch.num_blocks, batch.block_size, batch.num_cached_blocks, batch.num_unused_slots),
         (batch.prefix_queries_total, batch.prefix_hits_total),
         (batch.num_tokens, batch.num_rows, batch.num_logits),
-        (batch.rows(), batch.copies(), batch.samples(), batch.scores()),
+        (batch.rows(), batch.copies(), batch.samples(), batch.drafts(), batch.scores()),
     )
 
 
@@ -145,6 +141,31 @@ class Calls:
         ids = self.draw(self.ids)
         self.pair.ask(lambda batch: batch.close(ids))
 
+    def draft(self) -> None:
+        ids, guess = self.draw(self.ids), st.integers(0, VOCABULARY - 1)
+        guesses = self.draw(st.lists(guess, max_size=6))
+        guesses += [UNKNOWN_DRAFT] * self.draw(st.sampled_from((0, 0, 1, 3)))
+        guesses += self.draw(st.sampled_from(([],) * 9 + ([1], [-2])))
+        self._draft(ids, guesses)
+
+    def _draft(self, ids: SequenceId, guesses: list[int]) -> None:
+        self.pair.ask(lambda batch: batch.draft(ids, guesses))
+
+    def draft_all(self) -> None:
+        for ids in self.pair.python.sequence_ids():
+            guesses = self.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=4))
+            guesses += [UNKNOWN_DRAFT] * self.draw(st.sampled_from((0, 0, 1, 2)))
+            self._draft(SequenceId(ids), guesses)
+
+    def fill_drafts(self) -> None:
+        count = self.pair.python.drafts().count(UNKNOWN_DRAFT)
+        count += self.draw(st.sampled_from((0,) * 9 + (1,)))
+        some = st.lists(st.integers(0, VOCABULARY - 1), min_size=count, max_size=count)
+        tokens = self.draw(some)
+        if tokens and self.draw(st.integers(0, 9)) == 0:
+            tokens[self.draw(st.integers(0, count - 1))] = -1
+        self.pair.ask(lambda batch: batch.fill_drafts(tokens))
+
     def plan(self) -> None:
         budget, most = self.draw(st.integers(0, 20)), self.draw(st.integers(0, 8))
         logits = self.draw(st.integers(0, 12))
@@ -166,14 +187,28 @@ class Calls:
         count = len(self.pair.python.samples()[0]) + surplus
         some = st.lists(st.integers(0, VOCABULARY - 1), min_size=count, max_size=count)
         tokens = self.draw(some)
+        for index, draft in enumerate(self.pair.python.drafts()):
+            if draft >= 0 and self.draw(st.integers(0, 4)) > 0:
+                tokens[index] = draft
         if tokens and self.draw(st.integers(0, 5)) == 0:
             tokens[self.draw(st.integers(0, count - 1))] = self.draw(st.sampled_from((-1, -1, -2)))
-        self.pair.ask(lambda batch: batch.apply(tokens))
+        complete = self._complete(count)
+        self.pair.ask(lambda batch: batch.apply(tokens, complete))
+
+    def _complete(self, num_samples: int) -> list[int]:
+        if self.draw(st.integers(0, 4)) > 0:
+            return []
+        chosen = self.draw(st.lists(st.integers(0, max(0, num_samples - 1)), max_size=2))
+        wrong = self.draw(st.sampled_from((False,) * 9 + (True,)))
+        return [*chosen, -1] if wrong else sorted(set(chosen))
 
     def step(self) -> None:
+        if self.draw(st.booleans()):
+            self.draft_all()
         while self.pair.ask(lambda batch: batch.plan(12, 8, 9)) == ("returned", False):
             self.pair.ask(lambda batch: batch.close(SequenceId(batch.sequence_ids()[-1])))
         self.write()
+        self.fill_drafts()
         self.apply()
 
     def abandon(self) -> None:
@@ -187,7 +222,8 @@ OPERATIONS = st.lists(
     st.sampled_from(
         (Calls.open,) * 6
         + (Calls.step,) * 6
-        + (Calls.plan, Calls.schedule, Calls.write, Calls.apply) * 2
+        + (Calls.plan, Calls.schedule, Calls.write, Calls.apply, Calls.draft) * 2
+        + (Calls.fill_drafts, Calls.draft_all)
         + (Calls.fork, Calls.fork, Calls.close, Calls.append, Calls.abandon, Calls.forget_cache)
     ),
     min_size=15,
@@ -233,9 +269,17 @@ def _same(engines: Sequence[Engine], call: Callable[..., object], *arguments: ob
     return left
 
 
-@given(data=st.data(), operations=ENGINE_OPERATIONS)
-def test_schedulers_over_either_batch_agree(data: st.DataObject, operations: list[str]) -> None:
-    shape = Shape(num_blocks=7, max_num_batched_tokens=5, extra_logits=3)
+@given(data=st.data(), operations=ENGINE_OPERATIONS, guess_seed=st.integers(0, 4))
+def test_schedulers_over_either_batch_agree(
+    data: st.DataObject, operations: list[str], guess_seed: int
+) -> None:
+    num_blocks, budget = data.draw(st.sampled_from(((7, 5), (12, 12))))
+    shape = Shape(
+        num_blocks=num_blocks,
+        max_num_batched_tokens=budget,
+        extra_logits=budget - 2,
+        guess_seed=guess_seed,
+    )
     engines = [Engine(shape, PythonBatch), Engine(shape, NATIVE_BATCH)]
     first, submitted = engines[0], 0
     for operation in operations:
@@ -258,74 +302,4 @@ def test_schedulers_over_either_batch_agree(data: st.DataObject, operations: lis
                 _same(engines, Engine.lose)
     assert first.run_to_empty() == engines[1].run_to_empty()
     assert first.outputs == engines[1].outputs
-
-
-# ------------------------------------------------------------------ digests and buffers
-
-
-@given(
-    block_size=st.integers(1, 80),
-    salt=st.binary(max_size=300),
-    tokens=st.lists(st.integers(0, 2**31 - 1), max_size=200),
-)
-def test_digests_are_chained_blake2b(block_size: int, salt: bytes, tokens: list[int]) -> None:
-    batch = core.Batch(1, block_size, LAYOUT)
-    chain = [blake2b(salt, digest_size=16).digest()]
-    for end in range(block_size, len(tokens) + 1, block_size):
-        words = array("I", tokens[end - block_size : end]).tobytes()
-        chain.append(blake2b(chain[-1] + words, digest_size=16).digest())
-    assert batch.prefix_digests(tokens, salt) == b"".join(chain)
-
-
-@pytest.mark.parametrize("length", [0, 1, 111, 112, 113, 127, 128, 129, 255, 256, 257, 1000])
-def test_blake2b_at_the_borders_of_its_blocks(length: int) -> None:
-    salt = bytes(range(256)) * 4
-    root = core.Batch(1, 4, LAYOUT).prefix_digests([], salt[:length])
-    assert root == blake2b(salt[:length], digest_size=16).digest()
-
-
-TOKENS = [5, 0, 2**31 - 1, 7, 9]
-
-
-@pytest.mark.parametrize(
-    "given_as",
-    [
-        list,
-        tuple,
-        lambda ids: array("i", ids),
-        lambda ids: array("q", ids),
-        lambda ids: np.array(ids, np.int32),
-        lambda ids: np.array(ids, np.int64),
-        lambda ids: np.array([ids, ids], np.int32).T[:, 0],  # not contiguous
-        lambda ids: memoryview(array("i", ids)),
-        lambda ids: np.array(ids, np.uint32),
-    ],
-)  # fmt: skip
-def test_tokens_in_any_sequence(given_as: Callable[[list[int]], Sequence[int]]) -> None:
-    batch = core.Batch(4, 4, LAYOUT)
-    tokens = given_as(TOKENS)
-    assert batch.prefix_digests(tokens, b"") == batch.prefix_digests(TOKENS, b"")
-    batch.open(1, tokens, batch.prefix_digests(tokens, b""), _plain_rules(), 0, 0)
-    assert batch.token_ids(1) == TOKENS
-    assert batch.plan(8, 8, 8)
-    batch.write(bytearray(LAYOUT.slot_bytes), 1)
-    assert batch.apply(given_as([3])).token_ids == array("i", [3])
-
-
-@pytest.mark.parametrize("tokens", [[2**31], [-(2**31) - 1], np.array([2**40]), [2**70]])
-def test_tokens_beyond_32_bits_are_refused(tokens: Sequence[int]) -> None:
-    batch = core.Batch(4, 4, LAYOUT)
-    with pytest.raises(OverflowError):
-        batch.open(1, tokens, batch.prefix_digests([1], b""), _plain_rules(), 0, 0)
-    assert batch.sequence_ids() == []
-
-
-@pytest.mark.parametrize("tokens", [[1.5], "ab", 7, np.array([1.0]), [None]])
-def test_what_are_no_tokens_is_refused(tokens: object) -> None:
-    batch = core.Batch(4, 4, LAYOUT)
-    with pytest.raises(TypeError):
-        batch.prefix_digests(cast(Sequence[int], tokens), b"")
-
-
-def _plain_rules() -> SequenceRules:
-    return SequenceRules(request_id=1, num_prompt=5, max_tokens=9, max_len=20)
+    assert first.accepted_drafts == engines[1].accepted_drafts

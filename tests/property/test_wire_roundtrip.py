@@ -29,6 +29,12 @@ from triptych.engine_core.sampling_params import NO_LOGPROBS, BeamParams, Sampli
 from triptych.engine_core.step import Failed, PromptLogprobs, Started, StepOutput
 from triptych.services.transport import output_columns, step_outputs, wire
 from triptych.services.transport.step_outputs import TokenLogprobs, peer_of, slot_of
+from triptych.services.transport.vocabulary import (
+    MAX_VOCABULARY_BYTES,
+    Vocabulary,
+    vocabulary_from,
+    vocabulary_message,
+)
 from triptych.v1 import stage_pb2
 
 u32 = st.integers(0, 2**32 - 1)
@@ -79,6 +85,7 @@ def sampling(draw: st.DrawFn, n: st.SearchStrategy[int]) -> SamplingParams:
         allowed_token_ids=draw(st.none() | some_tokens),
         bad_words=draw(st.lists(some_tokens, max_size=4).map(tuple)),
         processors=draw(st.lists(st.tuples(st.text(), st.text()), max_size=3).map(tuple)),
+        grammar=draw(st.text(max_size=40)),
         n=draw(n),
     )
 
@@ -255,6 +262,44 @@ def test_any_bytes_are_a_value_or_an_invalid_request(data: bytes) -> None:
     ):
         with suppress(InvalidRequest):
             read()
+
+
+@st.composite
+def vocabularies(draw: st.DrawFn) -> Vocabulary:
+    tokens = draw(st.lists(st.binary(max_size=6), max_size=20).map(tuple))
+    ids = st.integers(0, len(tokens) - 1) if tokens else st.nothing()
+    some = st.lists(ids, max_size=4).map(tuple) if tokens else st.just(())
+    return Vocabulary(tokens, draw(some), draw(some))
+
+
+@given(vocabularies())
+def test_vocabularies(value: Vocabulary) -> None:
+    sent = vocabulary_message(value).SerializeToString()
+    assert vocabulary_from(stage_pb2.Vocabulary.FromString(sent)) == value
+
+
+@given(st.lists(u32, max_size=4), st.binary(max_size=16), st.lists(u32, max_size=2))
+def test_a_vocabulary_is_a_value_or_an_invalid_request(
+    lengths: list[int], data: bytes, ids: list[int]
+) -> None:
+    message = stage_pb2.Vocabulary(
+        lengths=wire.pack_u32(lengths), data=data, eos_token_ids=wire.pack_u32(ids)
+    )
+    right = sum(lengths) == len(data) and all(each < len(lengths) for each in ids)
+    try:
+        value = vocabulary_from(message)
+    except InvalidRequest:
+        assert not right
+        return
+    assert right
+    assert b"".join(value.tokens) == data
+    assert list(map(len, value.tokens)) == lengths
+
+
+def test_a_vocabulary_that_is_too_large_is_not_sent() -> None:
+    value = Vocabulary((bytes(MAX_VOCABULARY_BYTES),), (), ())
+    with pytest.raises(InvalidRequest, match="more than 25165824"):
+        vocabulary_message(value)
 
 
 @given(st.binary(max_size=64))

@@ -5,67 +5,57 @@ row attends to its own text is seen in `kv_memory.KvMemory`, which runs the step
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
-from batch_model import BatchFactory, BatchShape, Expected, facts, next_token
+import pytest
+
+from batch_lockstep import Lockstep
+from batch_model import (
+    BatchFactory,
+    BatchShape,
+    Expected,
+    PlannedRow,
+    check_budgets,
+    check_drafts,
+    check_scores,
+    expected_pending,
+    guessed_token,
+    next_token,
+    planned_rows,
+)
 from kv_memory import ExecutedStep, KvMemory, Text
-from triptych.engine_core.batch import FINISH_NONE, NOT_FINITE, Batch, Outcome, SequenceRules
+from triptych.engine_core.batch import (
+    FINISH_NONE,
+    NOT_FINITE,
+    UNKNOWN_DRAFT,
+    Outcome,
+    SequenceRules,
+)
 from triptych.engine_core.ids import SequenceId
-from triptych.engine_core.step import ScheduledSequence
-
-Answer = TypeVar("Answer")
+from triptych.engine_core.layout import STEP_HEADER
 
 
-@dataclass
-class BatchDriver:
-    """Checks after every call that changes something."""
+class BatchDriver(Lockstep):
+    """Checks after every call that changes something.
 
-    shape: BatchShape
-    factories: Sequence[BatchFactory]
-    expected: dict[int, Expected] = field(default_factory=dict)
-    order: list[int] = field(default_factory=list)
-    rows: list[tuple[Expected, ScheduledSequence]] = field(default_factory=list)
-    riders: list[tuple[int, Expected, int]] = field(default_factory=list)
-    """Of the planned step: (sequence id, sequence, index of the row)."""
-    closed_in_flight: set[int] = field(default_factory=set)
-    written: bool = False
+    `guesses`: those of the next plan. `riders` of the planned step: (sequence id, sequence, index
+    of the row).
+    """
 
-    def __post_init__(self) -> None:
-        shape, layout = self.shape, self.shape.layout
-        self.batches = [
-            factory(shape.num_blocks, shape.block_size, layout, shape.prefix_caching)
-            for factory in self.factories
-        ]
-        self.memory = KvMemory(shape.num_blocks, shape.block_size, layout)
-        self.slots = [memoryview(bytearray(layout.slot_bytes)) for _ in self.batches]
+    def __init__(self, shape: BatchShape, factories: Sequence[BatchFactory]) -> None:
+        super().__init__(shape, factories)
+        self.memory = KvMemory(shape.num_blocks, shape.block_size, shape.layout)
+        self.expected: dict[int, Expected] = {}
+        self.order: list[int] = []
+        self.guesses: dict[int, list[int]] = {}
+        self.rows: list[PlannedRow] = []
+        self.riders: list[tuple[int, Expected, int]] = []
+        self.closed_in_flight: set[int] = set()
+        self.written = False
         self.step_id = 0
+        self.accepted_drafts = 0
 
-    # ------------------------------------------------------------------ lockstep
-
-    def ask(self, call: Callable[[Batch], Answer]) -> Answer:
-        """What all twins answer, or raise."""
-        answers, errors = [], []
-        for batch in self.batches:
-            try:
-                answers.append(call(batch))
-            except (AssertionError, KeyError, OverflowError, ValueError) as error:
-                errors.append(error)
-        if errors:
-            types = {type(error) for error in errors}
-            assert len(types) == 1, f"twins raise {types}"
-            assert not answers, f"one twin raised {errors[0]!r}, another answered {answers[0]}"
-            raise errors[0]
-        assert all(answer == answers[0] for answer in answers), f"twins differ: {answers}"
-        return answers[0]
-
-    def facts(self) -> tuple[object, ...]:
-        """Everything that can be seen from outside."""
-        return self.ask(facts)
-
-    def table(self, number: int) -> list[int]:
-        return self.ask(lambda b: b.table(SequenceId(number)))
+    # ------------------------------------------------------------------ checks
 
     def check(self) -> None:
         """The twins' own invariants, and that they are where the model is."""
@@ -77,6 +67,10 @@ class BatchDriver:
         computed = self.ask(lambda b: [b.num_computed(SequenceId(n)) for n in self.order])
         assert tokens == [self.expected[number].tokens for number in self.order]
         assert computed == [self.expected[number].computed for number in self.order]
+        drafted = {row.number for row in self.rows if row.drafts}
+        for number in set(self.order) - drafted:
+            needed = -(-len(self.expected[number].tokens) // self.shape.block_size)
+            assert len(self.table(number)) <= needed, "no blocks but for tokens"
 
     def check_memory(self) -> None:
         """Between steps, with no copies due: what is computed is in memory, in its own blocks."""
@@ -106,7 +100,9 @@ class BatchDriver:
         before = self.facts()
         match = self.ask(lambda b: b.match(tokens, digests))
         assert self.facts() == before, "match changes nothing"
-        assert match.pending == self._expected_pending(tokens, mark, match.computed)
+        assert match.pending == expected_pending(
+            tokens, mark, match.computed, self.expected.values(), self.shape
+        )
         free = self.ask(lambda b: b.num_free_blocks)
         computed = self.ask(
             lambda b: b.open(SequenceId(number), tokens, digests, rules, place, spare)
@@ -125,25 +121,14 @@ class BatchDriver:
         self.check()
         return computed
 
-    def _expected_pending(self, tokens: Sequence[int], mark: str, computed: int) -> int:
-        size, most = self.shape.block_size, len(tokens) - 1
-        coming: set[Text] = set()
-        for other in self.expected.values():
-            if other.cached:
-                first = other.computed // size
-                ends = range((first + 1) * size, len(other.tokens) + 1, size)
-                coming.update(other.text(end) for end in ends)
-        whole = computed // size
-        # A partial hit may reach the last token but one of a block that could not be a whole hit.
-        end = whole
-        while (end + 1) * size <= len(tokens) and Text(
-            mark, tuple(tokens[: (end + 1) * size])
-        ) in coming:
-            end += 1
-        return max(0, min(end * size, most) - computed) if self.shape.prefix_caching else 0
-
     def fork(self, number: int, new: int, rules: SequenceRules, place: int) -> None:
-        """Fork; in a planned step in which the other has a row, ride on it."""
+        """Fork; in a planned step in which the other has a row, ride on it. One with drafts in the
+        step cannot be forked."""
+        if any(row.drafts for row in self.rows if row.number == number):
+            with pytest.raises(AssertionError):
+                self.ask(lambda b: b.fork(SequenceId(number), SequenceId(new), rules, place))
+            self.check()
+            return
         self.ask(lambda b: b.fork(SequenceId(number), SequenceId(new), rules, place))
         parent = self.expected[number]
         child = Expected(
@@ -157,8 +142,8 @@ class BatchDriver:
         self.check()
 
     def row_index(self, number: int) -> int | None:
-        for index, (_, row) in enumerate(self.rows):
-            if row.sequence_id == number:
+        for index, row in enumerate(self.rows):
+            if row.number == number:
                 return index
         return next((index for rider, _, index in self.riders if rider == number), None)
 
@@ -171,6 +156,7 @@ class BatchDriver:
         self.ask(lambda b: b.close(SequenceId(number)))
         del self.expected[number]
         self.order.remove(number)
+        self.guesses.pop(number, None)
         if self.rows:
             self.closed_in_flight.add(number)
         self.check()
@@ -184,57 +170,68 @@ class BatchDriver:
 
     # ------------------------------------------------------------------ a step
 
+    def draft(self, number: int, tokens: Sequence[int]) -> None:
+        self.ask(lambda b: b.draft(SequenceId(number), tokens))
+        self.guesses[number] = list(tokens)
+        self.check()
+
     def plan(self, budget: int, most: int, logits_budget: int) -> bool:
         """Plan, and check what every plan must be."""
         self._forget_step()
         planned = self.ask(lambda b: b.plan(budget, most, logits_budget))
-        rows = self.ask(lambda b: b.rows())
+        rows = self.ask(lambda b: planned_rows(b, self.expected))
         lacking = [n for n in self.order if self.expected[n].lacking]
         if not planned:
             assert rows == []
             assert len(self.order) > 1 or self.ask(lambda b: b.copies()), "one alone fits"
+            self._check_drafts_are_not_why(budget, most, logits_budget)
         else:
             self._note_rows(rows)
-            assert [row.sequence_id for row in rows] == lacking
-            self._check_budgets(rows, budget, most, logits_budget)
+            assert [row.number for row in rows] == lacking
+            check_budgets(rows, len(self.order), budget, most, logits_budget)
+            self._check_drafts(budget, logits_budget)
         self.check()
         return planned
 
-    def _note_rows(self, rows: Iterable[ScheduledSequence]) -> None:
-        for row in rows:
-            expected = self.expected[row.sequence_id]
-            assert row.start == expected.computed
-            assert 1 <= row.num_tokens <= self.expected[row.sequence_id].lacking
-            assert row.samples == (row.num_tokens == self.expected[row.sequence_id].lacking)
-            self.rows.append((expected, row))
+    def _check_drafts_are_not_why(self, budget: int, most: int, logits_budget: int) -> None:
+        """Blocks lack without any guess, too."""
+        for batch in self.batches:
+            for number in self.guesses:
+                batch.draft(SequenceId(number), [])
+        assert not self.ask(lambda b: b.plan(budget, most, logits_budget))
+        for batch in self.batches:
+            for number, tokens in self.guesses.items():
+                batch.draft(SequenceId(number), tokens)
 
-    def _check_budgets(
-        self, rows: Sequence[ScheduledSequence], budget: int, most: int, logits_budget: int
-    ) -> None:
-        assert self.num_tokens <= max(budget, len(rows))
-        assert all(row.num_tokens <= most for row in rows)
-        num_logits = sum(len(e.logits_positions(row)) for e, row in self.rows)
-        assert num_logits <= max(logits_budget, len(self.order))
-        left = max(0, budget - sum(row.num_tokens for row in rows))
-        for row in rows:
-            rules = self.expected[row.sequence_id].rules
-            wanted = min(self.expected[row.sequence_id].lacking, most)
-            if not rules.score_prompt and row.num_tokens < wanted:
-                later = rows[rows.index(row) + 1 :]
-                assert left == 0, "tokens are left though one that lacks some got fewer"
-                assert all(r.num_tokens == 1 for r in later), "the first in order come first"
+    def _check_drafts(self, budget: int, logits_budget: int) -> None:
+        free, size = self.ask(lambda b: b.num_free_blocks), self.shape.block_size
+        tokens_left = max(0, budget - sum(row.num_own for row in self.rows))
+        own_logits = [len(row.logits_positions()) - len(row.drafts) for row in self.rows]
+        logits_left = max(0, logits_budget - len(self.order))
+        logits_left -= sum(max(0, count - 1) for count in own_logits)
+        check_drafts(
+            self.rows,
+            self.guesses,
+            tokens_left,
+            logits_left,
+            lambda row: free == 0 and len(row.text().token_ids) % size == 0,
+        )
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(row.num_tokens for _, row in self.rows)
+    def _note_rows(self, rows: Iterable[PlannedRow]) -> None:
+        for row in rows:
+            assert row.row.start == row.expected.computed
+            assert 1 <= row.num_own <= row.expected.lacking
+            assert row.row.samples == (row.num_own == row.expected.lacking)
+            self.rows.append(row)
 
     def schedule(self, number: int, most: int) -> int:
         got = self.ask(lambda b: b.schedule(SequenceId(number), most))
         assert 0 <= got <= max(0, min(most, self.expected[number].lacking))
-        rows = self.ask(lambda b: b.rows())
+        known = {row.number: row.expected for row in self.rows} | self.expected
+        rows = self.ask(lambda b: planned_rows(b, known))
         assert len(rows) == len(self.rows) + (got > 0)
         if got:
-            assert rows[-1].num_tokens == got
+            assert (rows[-1].num_own, rows[-1].drafts) == (got, [])
             self._note_rows(rows[-1:])
         self.check()
         return got
@@ -250,107 +247,132 @@ class BatchDriver:
 
     def execute(self) -> ExecutedStep:
         """Run the written step in memory: each row, and each row of logits, is of its own text."""
-        rows = [row for _, row in self.rows]
-        executed = self.memory.run(self.slots[0], [expected.mark for expected, _ in self.rows])
+        self._guess()
+        marks = [row.expected.mark for row in self.rows]
+        executed = self.memory.run(self.slots[0], marks)
         assert executed.step_id == self.step_id
         expected_logits: list[Text] = []
-        for (expected, row), text in zip(self.rows, executed.row_texts, strict=True):
-            assert text == expected.text(row.start + row.num_tokens)
-            positions = expected.logits_positions(row)
-            expected_logits += [expected.text(position + 1) for position in positions]
+        for row, text in zip(self.rows, executed.row_texts, strict=True):
+            assert text == row.text(row.row.start + row.row.num_tokens)
+            expected_logits += [row.text(position + 1) for position in row.logits_positions()]
         assert executed.logits == expected_logits
-        self._check_holders(rows, executed)
-        self._check_scores()
+        self._check_holders(executed)
+        check_scores(self.rows, self.ask(lambda b: b.scores()))
         return executed
 
-    def _check_holders(self, rows: Sequence[ScheduledSequence], executed: ExecutedStep) -> None:
+    def _guess(self) -> None:
+        """What the executor does with unknown drafts, before it computes."""
+        filled, at = [], 0
+        offset, _ = self.shape.layout.arrays["token_ids"]
+        for row in self.rows:
+            at += row.num_own
+            for index, draft in enumerate(row.drafts):
+                if draft == UNKNOWN_DRAFT:
+                    before = row.text(row.row.start + row.num_own + index)
+                    row.drafts[index] = guessed_token(before)
+                    filled.append(row.drafts[index])
+                    for slot in self.slots:
+                        token = slot[offset + 4 * at : offset + 4 * at + 4].cast("i")
+                        assert token[0] == UNKNOWN_DRAFT
+                        token[0] = filled[-1]
+                at += 1
+        assert at == STEP_HEADER.unpack_from(self.slots[0])[1]
+        with pytest.raises(ValueError, match="drafts"):
+            self.ask(lambda b: b.fill_drafts([*filled, 0]))
+        if filled:
+            with pytest.raises(ValueError, match="drafts"):
+                self.ask(lambda b: b.fill_drafts([*filled[1:], -1]))
+        self.ask(lambda b: b.fill_drafts(filled))
+        known = self.ask(lambda b: planned_rows(b, {row.number: row.expected for row in self.rows}))
+        assert [row.drafts for row in known] == [row.drafts for row in self.rows]
+
+    def _check_holders(self, executed: ExecutedStep) -> None:
         """A block that is written belongs to its row's sequence and those that ride on it."""
         for block, index in executed.writers.items():
             allowed = {number for number, _, row in self.riders if row == index}
-            allowed.add(rows[index].sequence_id)
+            allowed.add(self.rows[index].number)
             for number in self.order:
                 assert block not in self.table(number) or number in allowed, (
                     f"{number} has {block} too"
                 )
 
-    def _check_scores(self) -> None:
-        scores = self.ask(lambda b: b.scores())
-        found = {score.sequence_id: score for score in scores}
-        first = 0
-        for expected, row in self.rows:
-            positions = expected.logits_positions(row)
-            num_scored = len(positions) - row.samples
-            score = found.pop(row.sequence_id, None)
-            assert (score is not None) == (num_scored > 0)
-            if score is not None:
-                assert score[1:] == (first, row.start, num_scored)
-            first += len(positions)
-        assert not found
-
-    def samplers(self) -> list[tuple[int, Expected]]:
-        """Who samples, in the order of samples()."""
-        rows = [(int(row.sequence_id), expected) for expected, row in self.rows if row.samples]
-        riders = [(n, e) for n, e, index in self.riders if self.rows[index][1].samples]
+    def samplers(self) -> list[tuple[int, Expected, list[int]]]:
+        """Who samples, in the order of samples(), and its drafts."""
+        rows = [(row.number, row.expected, row.drafts) for row in self.rows if row.row.samples]
+        riders = [(n, e, list[int]()) for n, e, i in self.riders if self.rows[i].row.samples]
         return rows + riders
 
-    def apply(self, broken: frozenset[int] = frozenset()) -> Outcome:
+    def apply(
+        self, broken: frozenset[int] = frozenset(), complete: frozenset[int] = frozenset()
+    ) -> Outcome:
         """Execute and apply; sample indexes in `broken` (and those of the same logits) have logits
-        that are not finite, and what their rows have computed is as broken: nobody may find it."""
+        that are not finite: if those count, what their rows have computed is as broken, and nobody
+        may find it. `complete`: sample indexes; those that there are."""
         logits = self.execute().logits
         ids, logits_rows = self.ask(lambda b: b.samples())
         samplers = self.samplers()
-        assert ids.tolist() == [number for number, _ in samplers]
+        assert ids.tolist() == [n for n, _, drafts in samplers for _ in (n, *drafts)]
         assert ids.typecode == "q"
         assert logits_rows.typecode == "i"
         broken_rows = {row for index, row in enumerate(logits_rows) if index in broken}
-        drawn = []
-        for (_, expected), logits_row in zip(samplers, logits_rows, strict=True):
-            assert logits[logits_row] == expected.text(), "a sample is from its own text"
-            token = next_token(logits[logits_row])
-            drawn.append(NOT_FINITE if logits_row in broken_rows else token)
-        broken_ids = {n for (n, _), t in zip(samplers, drawn, strict=True) if t == NOT_FINITE}
-        self.memory.spoil(self.slots[0], [row.sequence_id in broken_ids for _, row in self.rows])
-        outcome = self.ask(lambda b: b.apply(drawn))
-        for expected, row in self.rows:
-            expected.computed += row.num_tokens
+        drawn = [NOT_FINITE if r in broken_rows else next_token(logits[r]) for r in logits_rows]
+        ends = sorted(index for index in complete if index < len(drawn))
+        for row in self.rows:
+            row.expected.computed += row.num_own
         for _, expected, index in self.riders:
-            expected.computed += self.rows[index][1].num_tokens
-        closed = self.closed_in_flight
+            expected.computed += self.rows[index].num_own
+        entries, finished = self._expect_outcome(samplers, drawn, ends)
+        broken_ids = {ids[sample] for sample, _, token, _ in entries if token == NOT_FINITE}
+        self.memory.spoil(self.slots[0], [row.number in broken_ids for row in self.rows])
+        outcome = self.ask(lambda b: b.apply(drawn, ends))
+        assert outcome.samples == array("i", [sample for sample, _, _, _ in entries])
+        assert outcome.request_ids == array("q", [request for _, request, _, _ in entries])
+        assert outcome.token_ids == array("i", [token for _, _, token, _ in entries])
+        assert outcome.finishes == array("B", [finish for _, _, _, finish in entries])
+        assert list(zip(outcome.finished, outcome.finished_tokens, strict=True)) == finished
+        self.accepted_drafts += len(entries) - len(samplers)
         self._forget_step()
-        self._check_outcome(outcome, samplers, drawn, closed)
+        self.guesses.clear()
         for number in broken_ids & set(self.order):
             self.close(number)  # held ones: their scheduler gives them up
         self.check()
         self.check_memory()
         return outcome
 
-    def _check_outcome(
+    def _expect_outcome(
         self,
-        outcome: Outcome,
-        samplers: Sequence[tuple[int, Expected]],
+        samplers: Sequence[tuple[int, Expected, list[int]]],
         drawn: Sequence[int],
-        closed: set[int],
-    ) -> None:
-        requests, finishes, finished = [], [], []
-        for (number, expected), token in zip(samplers, drawn, strict=True):
-            if token == NOT_FINITE:
-                expected.cached = False
-            nobody = number in closed or expected.rules.held
-            requests.append(-1 if nobody else expected.rules.request_id)
-            finish = FINISH_NONE if nobody else expected.take(token)
-            finishes.append(finish)
-            if finish:
-                finished.append((number, len(expected.tokens)))
-                del self.expected[number]
-                self.order.remove(number)
-        assert outcome.request_ids == array("q", requests)
-        assert outcome.token_ids == array("i", drawn)
-        assert outcome.finishes == array("B", finishes)
-        assert list(zip(outcome.finished, outcome.finished_tokens, strict=True)) == finished
+        complete: Sequence[int],
+    ) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int]]]:
+        """Entries (sample, request, token, finish) and finished (sequence, tokens); taken into the
+        model."""
+        entries: list[tuple[int, int, int, int]] = []
+        finished, first = [], 0
+        for number, expected, drafts in samplers:
+            wanted = number not in self.closed_in_flight and not expected.rules.held
+            for sample, draft in enumerate([*drafts, None], first):
+                token, finish, request = drawn[sample], FINISH_NONE, -1
+                if token == NOT_FINITE:
+                    expected.cached = False
+                if wanted:
+                    finish = expected.take(token, complete=sample in complete)
+                    request = expected.rules.request_id
+                entries.append((sample, request, token, finish))
+                if finish:
+                    finished.append((number, len(expected.tokens)))
+                    del self.expected[number]
+                    self.order.remove(number)
+                if finish or not wanted or token != draft:
+                    break
+                expected.computed += 1
+            first += 1 + len(drafts)
+        return entries, finished
 
     def abandon(self) -> None:
         self.ask(lambda b: b.abandon())
         self._forget_step()
+        self.guesses.clear()
         self.check()
 
     def _forget_step(self) -> None:

@@ -23,10 +23,12 @@ class BatchWalk:
         shape = BatchShape(
             num_blocks=choose.randint(5, 20),
             block_size=choose.choice((1, 2, 2, 3, 4)),
+            max_len=choose.choice((12, 20)),
             prefix_caching=choose.random() < 0.9,
         )
         self.driver = BatchDriver(shape, factories)
         self._max_len = min(shape.max_len, shape.num_blocks * shape.block_size)
+        self._budgets = choose.choice(((1, 3, 6, 100), (3, 20, 100, 100)))
         self._next_id = 0
         self._texts = [[0] * 9, [0, 1, 2, 0, 1, 2]]
 
@@ -61,8 +63,9 @@ class BatchWalk:
     def _plan(self) -> None:
         choose = self._random
         while True:
-            budget, most = choose.choice((1, 3, 6, 100)), choose.choice((1, 2, 4, 100))
-            while not self.driver.plan(budget, most, choose.choice((1, 4, 8, 100))):
+            self._draft()
+            budget, most = choose.choice(self._budgets), choose.choice((1, 2, 4, 100))
+            while not self.driver.plan(budget, most, choose.choice(self._budgets)):
                 self.driver.close(self.driver.order[-1])
             while self._chance(0.3):
                 self._open()
@@ -73,6 +76,14 @@ class BatchWalk:
                     self.driver.schedule(number, choose.choice((0, 1, 3, 100)))
             if self._chance(0.95):
                 break
+
+    def _draft(self) -> None:
+        choose = self._random
+        for number, expected in self.driver.expected.items():
+            if expected.may_draft and self._chance(0.8):
+                length, num_right = choose.randint(0, 6), choose.choice((0, 1, 2, 6, 6))
+                unknown = self._chance(0.3)
+                self.driver.draft(number, expected.guesses(length, num_right, unknown=unknown))
 
     def _in_flight(self) -> None:
         self._disturb(0.15)
@@ -86,10 +97,11 @@ class BatchWalk:
                 self.driver.execute()  # computed, but nobody heard of it
             self.driver.abandon()
             return
-        broken = frozenset({self._random.randrange(4)}) if self._chance(0.1) else frozenset[int]()
+        broken = frozenset({self._random.randrange(6)}) if self._chance(0.1) else frozenset[int]()
+        complete = frozenset({self._random.randrange(9)}) if self._chance(0.1) else frozenset[int]()
         for expected in self.driver.expected.values() if broken else ():
             self._remember(expected.tokens)
-        self.driver.apply(broken)
+        self.driver.apply(broken, complete)
 
     def _disturb(self, probability: float) -> None:
         while self._chance(probability):
@@ -107,7 +119,7 @@ class BatchWalk:
         return SequenceRules(
             request_id=1000 + self._next_id,
             num_prompt=num_prompt,
-            max_tokens=choose.randint(1, 8) + num_tokens - num_prompt,
+            max_tokens=choose.randint(1, 12) + num_tokens - num_prompt,
             max_len=self._max_len,
             stop_token_ids=choose.choice(((), (), (0,), (0, 2))),
             held=self._chance(0.3),
@@ -123,7 +135,7 @@ class BatchWalk:
         if len(driver.order) >= MAX_OPEN:
             return
         start = choose.choice(self._texts)
-        start = start[: max(0, len(start) - choose.choice((0, 0, 0, 1, 2, 5)))]
+        start = start[: max(0, len(start) - choose.choice((0, 0, 0, 1, 2, 5, 8)))]
         more = [choose.randrange(VOCABULARY) for _ in range(choose.choice((0, 0, 1, 3)))]
         tokens = [*start, *more][: self._max_len - 1] or [0]
         rules = self._rules(len(tokens), choose.randint(1, len(tokens)))

@@ -1,21 +1,29 @@
 """A whole engine core in one process: scheduler, an executor of tokens, a sampler that is a hash.
 
 The executor keeps tokens where keys and values would be and reads contexts back through the block
-tables, so a wrong block, a missing copy or a stale hit changes what comes out. The sampler draws by
-a hash of context and choice, after asserting that the scheduler told it the same tokens.
+tables, so a wrong block, a missing copy or a stale hit changes what comes out. It is the draft
+model too. The sampler (hash_model.py) draws by a hash of context and choice, after asserting that
+the scheduler told it the same tokens.
 """
 
-import zlib
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import eq
 
 from hypothesis import strategies as st
 
+from hash_model import (
+    COMPLETES,
+    NO_GUESSES,
+    VOCABULARY,
+    HashSampler,
+    Scored,
+    candidates,
+    logprob,
+    model_guess,
+)
 from triptych.engine_core.admission import Limits
-from triptych.engine_core.batch import Batch
-from triptych.engine_core.beam_search import BeamSearch
+from triptych.engine_core.batch import UNKNOWN_DRAFT, Batch
 from triptych.engine_core.errors import RequestError
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.layout import STEP_HEADER, StepLayout
@@ -26,7 +34,6 @@ from triptych.engine_core.sampling_params import BeamParams, SamplingParams
 from triptych.engine_core.scheduler import Scheduler
 from triptych.engine_core.step import FinishReason, Logprobs, StepOutput, StepPlan, StepResult
 
-VOCABULARY = 7
 BatchFactory = Callable[[int, int, StepLayout, bool], Batch]
 
 
@@ -45,6 +52,7 @@ class Shape:
     watermark_blocks: int = 0
     prefix_caching: bool = True
     policy: PolicyName = "priority"
+    guess_seed: int = NO_GUESSES
 
     @property
     def limits(self) -> Limits:
@@ -75,68 +83,6 @@ class Shape:
 BIG = Shape(num_blocks=64, max_model_len=60, max_num_seqs=8, max_num_batched_tokens=64)
 
 
-class Scored(NamedTuple):
-    """A Logprobs."""
-
-    logprob: float
-    rank: int
-    top_ids: Sequence[int]
-    top_logprobs: Sequence[float]
-
-
-def _hash(context: Sequence[int], choice: int = 0) -> int:
-    return zlib.crc32(array("i", [*context, -1 - choice]).tobytes())
-
-
-def next_token(context: Sequence[int], banned: Sequence[int], choice: int = 0) -> int:
-    """The fake model and sampler: a hash of all tokens so far."""
-    allowed = [token for token in range(VOCABULARY) if token not in banned]
-    return allowed[_hash(context, choice) % len(allowed)]
-
-
-def logprob(context: Sequence[int], token_id: int) -> float:
-    """Of a token after a context, by the fake model; a table that need not sum to 1."""
-    return -(_hash([*context, token_id]) % 9973) / 997
-
-
-def candidates(
-    context: Sequence[int], count: int, banned: Sequence[int]
-) -> tuple[list[int], list[float]]:
-    """The most likely next tokens."""
-    ids = [token for token in range(VOCABULARY) if token not in banned]
-    ids.sort(key=lambda token_id: (-logprob(context, token_id), token_id))
-    return ids[:count], [logprob(context, token_id) for token_id in ids[:count]]
-
-
-def expected_output(request: Request, choice: int = 0) -> list[int]:
-    """What a choice's new output tokens must be, computed alone and in one go."""
-    params, tokens = request.params, [*request.prompt_token_ids, *request.output_token_ids]
-    num_output, new = len(request.output_token_ids), []
-    while True:
-        banned = params.stop_token_ids if num_output < params.min_tokens else ()
-        token = next_token(tokens, banned, request.choice + choice)
-        tokens.append(token)
-        new.append(token)
-        num_output += 1
-        if token in params.stop_token_ids or num_output == params.max_tokens:
-            return new
-
-
-def expected_beams(request: Request) -> list[list[int]]:
-    """The outputs of a beam search, best first, computed alone."""
-    params = request.params
-    assert params.beam is not None
-    stops, least = params.stop_token_ids, params.min_tokens
-    search = BeamSearch(params.beam, params.max_tokens, stops, least)
-    while not search.done:
-        found = []
-        for beam in search.running:
-            context = [*request.prompt_token_ids, *beam.tokens]
-            found.append(candidates(context, search.candidates_wanted, ()))
-        search.advance(found)
-    return [list(each.tokens) for each in search.best(params.n)]
-
-
 class FakeExecutor:
     """A KV cache of tokens, and the step as an executor reads it from a slot."""
 
@@ -144,9 +90,11 @@ class FakeExecutor:
         self._layout = shape.layout
         self._block_size = shape.block_size
         self._kv: list[int | None] = [None] * (shape.num_blocks * shape.block_size)
+        self.guessed: list[int] = []
 
     def run(self, slot: memoryview) -> list[list[int]]:
-        """Copy blocks, store the step's tokens; the context of each logits row, in order."""
+        """Copy blocks, store the step's tokens; the context of each logits row, in order.
+        `guessed`: the tokens that it was to guess."""
         step_id, num_tokens, num_rows, num_logits, num_copies = STEP_HEADER.unpack_from(slot)
         assert step_id > 0
         columns = {name: self._column(slot, name) for name in self._layout.arrays}
@@ -159,6 +107,7 @@ class FakeExecutor:
         for kv_slot, token_id in zip(kv_slots, columns["token_ids"][:num_tokens], strict=True):
             self._kv[kv_slot] = token_id
         contexts: dict[int, list[int]] = {}
+        self.guessed = []
         wanted = columns["logits_tokens"][:num_logits]
         assert wanted == sorted(set(wanted))
         for row in range(num_rows):
@@ -167,10 +116,19 @@ class FakeExecutor:
             positions = columns["positions"][starts[row] : starts[row + 1]]
             assert positions == list(range(length - chunk, length))
             context = self._context(columns["block_tables"], row, length)
+            self._fill(context, kv_slots[starts[row] : starts[row + 1]])
             for token in wanted:
                 if starts[row] <= token < starts[row + 1]:
                     contexts[token] = context[: positions[token - starts[row]] + 1]
         return [contexts[token] for token in wanted]
+
+    def _fill(self, context: list[int], kv_slots: list[int]) -> None:
+        """The row's unknown tokens, each guessed by those before it."""
+        for back, kv_slot in zip(range(len(kv_slots), 0, -1), kv_slots, strict=True):
+            if context[-back] == UNKNOWN_DRAFT:
+                token_id = model_guess(context[: len(context) - back])
+                context[-back] = self._kv[kv_slot] = token_id
+                self.guessed.append(token_id)
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
         size = self._block_size
@@ -198,60 +156,6 @@ class FakeExecutor:
         return context
 
 
-@dataclass
-class _Open:
-    params: SamplingParams
-    choice: int
-    prompt: int
-    tokens: list[int]
-
-    @property
-    def banned(self) -> tuple[int, ...]:
-        early = len(self.tokens) - self.prompt < self.params.min_tokens
-        return self.params.stop_token_ids if early else ()
-
-
-class HashSampler:
-    """A SamplingState that draws."""
-
-    def __init__(self) -> None:
-        self.opened: dict[int, _Open] = {}
-
-    def open(
-        self,
-        sequence_id: int,
-        params: SamplingParams,
-        choice: int,
-        prompt_ids: Sequence[int],
-        output_ids: Sequence[int],
-    ) -> None:
-        assert sequence_id not in self.opened, "opened twice"
-        tokens = [*prompt_ids, *output_ids]
-        self.opened[sequence_id] = _Open(params, choice, len(prompt_ids), tokens)
-
-    def append(self, sequence_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        for sequence_id, token_id in zip(sequence_ids, token_ids, strict=True):
-            self.opened[sequence_id].tokens.append(token_id)
-
-    def close(self, sequence_id: int) -> None:
-        del self.opened[sequence_id]
-
-    def draw(
-        self, contexts: list[list[int]], sequence_ids: Sequence[int], rows: Sequence[int]
-    ) -> tuple[list[int], dict[int, Logprobs]]:
-        tokens: list[int] = []
-        logprobs: dict[int, Logprobs] = {}
-        for sample, (sequence_id, row) in enumerate(zip(sequence_ids, rows, strict=True)):
-            state, context = self.opened[sequence_id], contexts[row]
-            assert context == state.tokens, "KV, batch and sampler have the same text"
-            token_id = next_token(context, state.banned, state.choice)
-            tokens.append(token_id)
-            if state.params.logprobs >= 0:
-                found = candidates(context, state.params.logprobs, state.banned)
-                logprobs[sample] = Scored(logprob(context, token_id), 1, *found)
-        return tokens, logprobs
-
-
 def wish(number: int, prompt: int = 2, max_tokens: int = 3, priority: int = 0) -> Request:
     """A plain request whose prompt counts up from its number."""
     tokens = tuple((number + index) % VOCABULARY for index in range(prompt))
@@ -271,7 +175,7 @@ class Engine:
         self.batch = self.batch_factory(
             shape.num_blocks, shape.block_size, shape.layout, shape.prefix_caching
         )
-        self.sampler = HashSampler()
+        self.sampler = self.new_sampler()
         self.scheduler = Scheduler(shape.limits, self.batch, self.sampler, policy_of(shape.policy))
         self.executor = FakeExecutor(shape)
         self.slot = memoryview(bytearray(shape.layout.slot_bytes))
@@ -281,6 +185,10 @@ class Engine:
         self.cached: dict[RequestId, int] = {}
         self.prompt_logprobs: dict[RequestId, list[Logprobs]] = {}
         self.logprobs: dict[RequestId, list[Logprobs]] = {}
+        self.accepted_drafts = 0
+
+    def new_sampler(self) -> HashSampler:
+        return HashSampler(self.shape.guess_seed)
 
     def submit(self, request: Request) -> None:
         self.scheduler.submit(request)
@@ -311,11 +219,15 @@ class Engine:
             ]
             for score, targets, top in self.scheduler.scores()
         ]
-        tokens, logprobs = self.sampler.draw(contexts, *self.scheduler.samples())
+        self.scheduler.fill_drafts(self.executor.guessed)
+        drafts = self.scheduler.drafts()
+        drawn = self.sampler.draw(contexts, *self.scheduler.samples(), drafts)
+        tokens, logprobs, complete = drawn
         for index in broken & set(range(len(tokens))):
             tokens[index] = -1
             logprobs.pop(index, None)
-        result = StepResult(self.plan.step_id, tokens, logprobs, scores)
+        result = StepResult(self.plan.step_id, tokens, logprobs, scores, complete=complete)
+        self.accepted_drafts += sum(map(eq, drafts, tokens))
         output = self.scheduler.apply(result)
         self.plan = None
         self.record(output)
@@ -389,6 +301,7 @@ def params(draw: st.DrawFn, max_tokens: int) -> SamplingParams:
         n=draw(st.sampled_from([1, 1, 1, 2, 4])),
         prompt_logprobs=draw(st.sampled_from([-1, -1, 0, 2])),
         logprobs=draw(st.sampled_from([-1, -1, 0, 3])),
+        grammar=draw(st.sampled_from(["", "", "", COMPLETES])),
     )
 
 

@@ -4,6 +4,9 @@ It keeps the tokens where keys and values would be and reads them back through t
 a wrong slot, a stale block or a missing recompute changes the answer. `next_token` is the truth.
 
     python tests/support/fake_executor.py --run-dir DIR [--step-seconds S] [--num-blocks N]
+                                          [--draft-model none|good|short]
+
+Its draft model, if any, is the same hash; a `short` one says one guess less than it was asked for.
 """
 
 import argparse
@@ -18,8 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from triptych.services.executor.backend import BackendFacts, Logits
+from triptych.services.executor.draft_model import DraftModel
 from triptych.services.executor.stats import Counters
-from triptych.services.executor.step_inputs import StepInputs
+from triptych.services.executor.step_inputs import Ints, StepInputs
 from triptych.services.executor.worker import Worker
 from triptych.services.runtime.lifecycle import run_main
 from triptych.services.runtime.run_dir import RunDir
@@ -97,6 +101,14 @@ class FakeBackend:
             out[next_token(tokens)] += 10.0
 
 
+class ShortDraftModel(DraftModel):
+    """One that does not answer all it was asked."""
+
+    def guess(self, inputs: StepInputs) -> tuple[StepInputs, Ints]:
+        guessed, guesses = super().guess(inputs)
+        return guessed, guesses[:-1]
+
+
 class ExecutorProcess:
     """A running fake executor, and how to end it."""
 
@@ -140,12 +152,17 @@ def _main() -> int:
     parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--fingerprint", default=FINGERPRINT)
     parser.add_argument("--heartbeat-interval", type=float, default=0.1)
+    parser.add_argument("--draft-model", choices=("none", "good", "short"), default="none")
     options = parser.parse_args()
     backend = FakeBackend(options.num_blocks, options.step_seconds, options.fingerprint)
     worker = Worker(
         RunDir.open(options.run_dir), "executor-0", 0, options.heartbeat_interval, Counters()
     )
-    worker.run(backend, options.fingerprint)
+    draft = None
+    if options.draft_model != "none":
+        kind = DraftModel if options.draft_model == "good" else ShortDraftModel
+        draft = kind(FakeBackend(options.num_blocks, 0.0, options.fingerprint))
+    worker.run(backend, options.fingerprint, draft)
     return os.EX_OK
 
 

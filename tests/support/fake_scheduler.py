@@ -68,6 +68,8 @@ class FakeScheduler:
     epoch: int = field(default_factory=lambda: int.from_bytes(os.urandom(4)) + 1)
     hellos: list[stage_pb2.TokenizerHello] = field(default_factory=list)
     submits: list[stage_pb2.Submit] = field(default_factory=list)
+    vocabularies: list[tuple[int, stage_pb2.Vocabulary]] = field(default_factory=list)
+    """With how many submits had come before."""
     aborts: list[int] = field(default_factory=list)
     beats: int = 0
     errors: list[BaseException] = field(default_factory=list)
@@ -136,6 +138,8 @@ class FakeScheduler:
                     self.jobs.pop((peer, slot), None)
             case "beat":
                 self.beats += 1
+            case "vocabulary":
+                self.vocabularies.append((len(self.submits), message.vocabulary))
 
     def _welcome(self, socket: zmq.Socket[bytes], peer: bytes) -> None:
         if self.refusal:

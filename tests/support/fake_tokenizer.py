@@ -12,7 +12,24 @@ from triptych.engine_core.step import FinishReason
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.transport import step_outputs, wire
 from triptych.services.transport.channel import PROTOCOL_VERSION, DealerChannel, new_identity
+from triptych.services.transport.vocabulary import Vocabulary, vocabulary_message
 from triptych.v1 import stage_pb2
+
+EOS = 94
+_SPELLED = 94  # tokens below are the printable ASCII characters from "!" on
+
+
+def fake_vocabulary() -> Vocabulary:
+    """A character a token, without the blank; those that the fake executor gives a meaning have
+    no text."""
+    pieces = [bytes([ord("!") + token]) for token in range(_SPELLED)]
+    pieces += [b"<eos>"] + [b""] * (VOCABULARY - _SPELLED - 1)
+    return Vocabulary(tuple(pieces), (EOS,), (EOS,))
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    """What a tokenizer with this vocabulary would say."""
+    return "".join(chr(ord("!") + token) for token in token_ids if token < _SPELLED)
 
 
 class FakeTokenizer:
@@ -59,6 +76,11 @@ class FakeTokenizer:
         self.beats.clear()
         self.channel.send(stage_pb2.TokenizerMessage(hello=self._hello))
 
+    def tell_vocabulary(self, message: stage_pb2.Vocabulary | None = None) -> None:
+        """What has to be told before the first grammar."""
+        said = vocabulary_message(fake_vocabulary()) if message is None else message
+        self.channel.send(stage_pb2.TokenizerMessage(vocabulary=said))
+
     @property
     def executor_ready(self) -> bool:
         """What the last beat said; true when there was none."""
@@ -69,7 +91,7 @@ class FakeTokenizer:
         return bool(self.beats) and self.beats[-1].epoch == 0
 
     def submit(
-        self, prompt: Sequence[int], max_tokens: int = 8, sent: Sequence[int] = (), **params: float
+        self, prompt: Sequence[int], max_tokens: int = 8, sent: Sequence[int] = (), **params: object
     ) -> int:
         """Send a greedy request; the slot of its first choice."""
         slot = self._next_slot

@@ -10,8 +10,10 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import NamedTuple
 
+from oracle_drafter import OracleDrafter
 from real_core import Answer, CoreShape, RealCore, choices_of, spoil, total_cached
 from request_mixes import PROCESSORS, World, overlapping, random_mix, random_request
+from triptych.engine_core.drafting import Drafter
 from triptych.engine_core.errors import InvalidRequest
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request
@@ -30,10 +32,14 @@ class Bench:
     world: World
     sampleable: int | None = None
 
-    def core(self, shape: CoreShape, *, threads: int = 1) -> RealCore:
+    def core(
+        self, shape: CoreShape, *, threads: int = 1, drafter: Drafter | None = None
+    ) -> RealCore:
         backend = self.single if threads == 1 else self.double
         spoil(backend)
-        return RealCore(backend, shape, sampleable=self.sampleable, processors=PROCESSORS)
+        return RealCore(
+            backend, shape, sampleable=self.sampleable, processors=PROCESSORS, drafter=drafter
+        )
 
 
 @dataclass(frozen=True)
@@ -215,9 +221,34 @@ def without_cache(bench: Bench, mix: Mix, seen: Counter[str]) -> Iterator[tuple[
     seen["mixes without a cache"] += 1
 
 
+def speculative(bench: Bench, mix: Mix, seen: Counter[str]) -> Iterator[tuple[str, Answers]]:
+    """Drafts, right ones and wrong ones; in a pool with room, in a small one, by either twin."""
+    source = mix.source()
+    found = bench.core(CoreShape()).run(mix.requests)
+    texts = [
+        [*request.prompt_token_ids, *found[choice].token_ids]
+        for request in mix.requests
+        for choice in choices_of(request)
+    ]
+    room = least_blocks(mix.requests, bench.single.facts.block_size)
+    for shape in (
+        CoreShape(),
+        CoreShape(num_blocks=room, max_num_batched_tokens=24, max_num_seqs=8, extra_logits=9),
+        CoreShape(impl="python", max_num_batched_tokens=40, max_num_seqs=8),
+    ):
+        drafter = OracleDrafter(texts, source, bench.sampleable or bench.world.vocabulary_size)
+        core = bench.core(shape, drafter=drafter)
+        arrivals = [source.randint(0, 3) for _ in mix.requests]
+        yield f"with drafts, {shape.impl}", core.run(mix.requests, arrivals=arrivals)
+        seen["drafts computed"] += drafter.drafted
+        seen["drafts taken"] += drafter.accepted
+        core.assert_empty()
+
+
 ALWAYS: tuple[Variant, ...] = (together, chunked, after_overlapping, preempted)
 SAMPLED: tuple[tuple[int, Variant], ...] = (
-    (2, threaded), (4, executor_lost), (4, resumed), (4, without_cache), (6, plain_twins),
+    (2, threaded), (2, speculative), (4, executor_lost), (4, resumed), (4, without_cache),
+    (6, plain_twins),
 )  # fmt: skip
 """Every so many mixes: a variant that would cost too much in each."""
 

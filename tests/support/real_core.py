@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.engine_core.admission import Limits
-from triptych.engine_core.batch import Batch
+from triptych.engine_core.batch import UNKNOWN_DRAFT, Batch
+from triptych.engine_core.drafting import Drafter
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.layout import STEP_HEADER, StepLayout
 from triptych.engine_core.policy import PolicyName, policy_of
@@ -28,7 +29,8 @@ from triptych.engine_core.step import FinishReason, Logprobs, StepOutput, StepPl
 from triptych.kernels.core import Batch as NativeBatch
 from triptych.services.executor.backend import Backend
 from triptych.services.executor.step_inputs import StepInputs
-from triptych.services.scheduler.sampler import ProcessorFactory, StepSampler, new_sampler
+from triptych.services.scheduler.logits_processors import ProcessorFactory
+from triptych.services.scheduler.sampler import StepSampler, new_sampler
 
 MAX_STEPS = 20_000
 
@@ -97,6 +99,7 @@ class RealCore:
         *,
         sampleable: int | None = None,
         processors: Mapping[str, ProcessorFactory] | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         facts = backend.facts
         self.shape = shape
@@ -125,7 +128,7 @@ class RealCore:
         self._sampler = new_sampler(
             shape.impl, sampleable, processed_logprobs=shape.processed_logprobs
         )
-        self.sampler = StepSampler(self._sampler, processors or {})
+        self.sampler = StepSampler(self._sampler, processors or {}, drafter=drafter)
         self.batch = _new_batch(shape, num_blocks, facts.block_size, self._layout)
         self.scheduler = Scheduler(limits, self.batch, self.sampler, policy_of(shape.policy))
         self._slot = memoryview(bytearray(self._layout.slot_bytes))
@@ -220,6 +223,7 @@ class RealCore:
 
     def end(self, plan: StepPlan) -> StepOutput:
         """The executor computes the step in flight; its meaning is taken in."""
+        self._guess(plan)
         inputs = StepInputs.view(self._slot, self._layout)
         self._backend.execute(inputs, self._logits)
         logits = self._logits[: plan.num_logits]
@@ -233,14 +237,30 @@ class RealCore:
             for score, targets, top in self.scheduler.scores()
         ]
         if plan.num_samples:
-            drawn, errors = self.sampler.draw(logits, *self.scheduler.samples())
-            tokens = cast(Sequence[int], drawn.token_ids)
-            result = StepResult(plan.step_id, tokens, drawn.logprobs, scores, errors)
+            samples, drafts = self.scheduler.samples(), self.scheduler.drafts()
+            drawn = self.sampler.draw(logits, *samples, drafts)
+            result = StepResult(
+                plan.step_id,
+                drawn.token_ids,
+                drawn.logprobs,
+                scores,
+                drawn.errors,
+                drawn.complete,
+            )
         else:
             result = StepResult(plan.step_id, (), scores=scores)
         output = self.scheduler.apply(result)
         self._take(output)
         return output
+
+    def _guess(self, plan: StepPlan) -> None:
+        """The executor's draft model: the token before, again."""
+        offset, _ = self._layout.arrays["token_ids"]
+        tokens = np.frombuffer(self._slot, np.int32, plan.num_tokens, offset)
+        unknown = np.flatnonzero(tokens == UNKNOWN_DRAFT)
+        for at in unknown:
+            tokens[at] = tokens[at - 1]
+        self.scheduler.fill_drafts(tokens[unknown].tolist())
 
     def _take(self, output: StepOutput) -> None:
         for started in output.started:

@@ -15,7 +15,7 @@ import numpy as np
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request
 from triptych.engine_core.sampling_params import BeamParams, EarlyStopping, SamplingParams
-from triptych.services.scheduler.sampler import LogitsProcessor, ProcessorFactory, Row
+from triptych.services.scheduler.logits_processors import LogitsProcessor, ProcessorFactory, Row
 
 ID_STRIDE = 1000
 """Between the ids of two requests: there is room for all choices."""

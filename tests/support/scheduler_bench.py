@@ -26,7 +26,7 @@ class Engine:
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        self._executors: list[ExecutorProcess] = []
+        self.executors: list[ExecutorProcess] = []
         self._tokenizers: list[FakeTokenizer] = []
 
     def _run(self) -> None:
@@ -37,7 +37,7 @@ class Engine:
 
     def executor(self, **options: object) -> ExecutorProcess:
         executor = ExecutorProcess(self.run_dir.path, **options)
-        self._executors.append(executor)
+        self.executors.append(executor)
         return executor
 
     def tokenizer(self, **options: object) -> FakeTokenizer:
@@ -85,7 +85,7 @@ class Engine:
 
     def close(self) -> None:
         self.stop()
-        for executor in self._executors:
+        for executor in self.executors:
             executor.kill()
         assert not self._thread.is_alive()
         if self.error is not None:

@@ -34,6 +34,11 @@ class StepDriver:
         self.free: list[int] = [int(block) for block in order]
         self.logits: Floats = np.full((max_rows, facts.vocabulary_size), 7.0, dtype=np.float32)
 
+    @property
+    def slot(self) -> memoryview:
+        """The bytes of the step that `inputs` wrote last."""
+        return self._slot
+
     def step(self, rows: Sequence[tuple[DrivenSequence, Sequence[int]]]) -> Floats:
         """Compute the next tokens of each sequence; logits [rows, vocabulary] of the last ones."""
         self.backend.execute(self.inputs(rows), self.logits)

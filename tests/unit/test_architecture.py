@@ -51,16 +51,19 @@ NOT_LOADED = {
         "triptych.services.executor",
     ),
     "services.scheduler": (
-        "torch", "transformers", "tokenizers", "jinja2", "gguf", "triptych.services.tokenizer",
-        "triptych.services.executor",
+        "torch", "transformers", "tokenizers", "jinja2", "gguf", "llguidance",
+        "triptych.services.tokenizer", "triptych.services.executor",
     ),
     "services.executor": (
-        "transformers", "jinja2", "triptych.services.tokenizer", "triptych.services.scheduler",
+        "transformers", "jinja2", "llguidance", "triptych.services.tokenizer",
+        "triptych.services.scheduler",
     ),
-    "services.simulator": ("torch", "transformers", "tokenizers", "grpc", "zmq"),
+    "services.simulator": ("torch", "transformers", "tokenizers", "llguidance", "grpc", "zmq"),
     "services.cli.__main__": ("torch", "transformers", "tokenizers"),
     # Whose children are forked with all that it has loaded.
-    "services.cli.serve": ("torch", "transformers", "tokenizers", "numpy", "rich", "yaml"),
+    "services.cli.serve": (
+        "torch", "transformers", "tokenizers", "llguidance", "numpy", "rich", "yaml",
+    ),
 }  # fmt: skip
 
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from core_engine import VOCABULARY, Engine, Shape
+from core_engine import Engine, Shape
+from hash_model import VOCABULARY
 from triptych.engine_core.beam_search import BeamSearch
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request

@@ -2,6 +2,8 @@
 
 import argparse
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from triptych.services.cli.client_flags import (
     choice_params,
     client_parser,
     label_request,
+    sampling_params,
 )
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.v1 import common_pb2, inference_pb2
@@ -22,7 +25,7 @@ EVERYTHING = (
     "--no-repeat-ngram-size 3 --logit-bias 5=-1.5 --logit-bias 6=2 --allowed-token-id 8 "
     "--bad-word bad --logits-processor plain --logits-processor name={\"a\":1} "
     "--n 2 --best-of 4 --beam-width 3 --length-penalty 0.5 --early-stopping never "
-    "--logprobs 2 --prompt-logprobs 0"
+    "--logprobs 2 --prompt-logprobs 0 --json-object"
 )  # fmt: skip
 
 
@@ -70,6 +73,45 @@ def test_nothing_given_is_nothing_set() -> None:
 def test_what_fits_no_field_is_named(line: str, shown: str) -> None:
     with pytest.raises(StartupError, match=shown):
         choice_params(parse(line))
+
+
+@pytest.mark.parametrize(
+    ("flags", "form"),
+    [
+        (["--json-schema", '{"type":"string"}'], {"json_schema": '{"type":"string"}'}),
+        (["--json-object"], {"json_object": True}),
+        (["--regex", "[a-z]+"], {"regex": "[a-z]+"}),
+        (["--grammar", 'start: "a"'], {"grammar": 'start: "a"'}),
+        (["--structural-tag", '{"triggers":[]}'], {"structural_tag": '{"triggers":[]}'}),
+    ],
+)
+def test_forms_of_the_answer(flags: list[str], form: dict[str, Any]) -> None:
+    params = sampling_params(client_parser("test", "").parse(flags))
+    assert params.structured_output == common_pb2.StructuredOutput(**form)
+
+
+def test_choices_of_the_answer() -> None:
+    params = sampling_params(client_parser("test", "").parse(["--choice", "a", "--choice", "b c"]))
+    assert list(params.structured_output.choice.texts) == ["a", "b c"]
+
+
+@pytest.mark.parametrize("flag", ["--json-schema", "--grammar", "--structural-tag"])
+def test_a_form_may_be_in_a_file(flag: str, tmp_path: Path) -> None:
+    file = tmp_path / "form"
+    file.write_text("{ é }")
+    params = sampling_params(client_parser("test", "").parse([flag, str(file)]))
+    name = flag.removeprefix("--").replace("-", "_")
+    assert getattr(params.structured_output, name) == "{ é }"
+    file.write_bytes(b"\xff")
+    for path, why in ((file, "no UTF-8"), (tmp_path / "none", "No such file")):
+        with pytest.raises(StartupError, match=f"{flag}: .* cannot be read: .*{why}"):
+            sampling_params(client_parser("test", "").parse([flag, str(path)]))
+
+
+def test_one_form_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StartupError, match="not allowed with"):
+        client_parser("test", "").parse(["--json-object", "--regex", "a"])
+    assert not capsys.readouterr().out
 
 
 def test_labels() -> None:

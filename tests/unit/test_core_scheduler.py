@@ -2,14 +2,8 @@
 
 import pytest
 
-from core_engine import (
-    VOCABULARY,
-    BatchFactory,
-    Engine,
-    Shape,
-    expected_output,
-    wish,
-)
+from core_engine import BatchFactory, Engine, Shape, wish
+from hash_model import VOCABULARY, expected_output
 from triptych.engine_core.errors import NotFinite, QueueFull, TooLong, Unavailable
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.python_batch import PythonBatch

@@ -2,7 +2,8 @@
 
 import pytest
 
-from core_engine import BIG, BatchFactory, Engine, Shape, expected_beams, expected_output, wish
+from core_engine import BIG, BatchFactory, Engine, Shape, wish
+from hash_model import expected_beams, expected_output
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.python_batch import PythonBatch
 from triptych.engine_core.request import Request

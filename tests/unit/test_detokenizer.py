@@ -110,6 +110,11 @@ def test_first_word_keeps_its_blank_after_a_prompt(t2: Tokenizer, tmp_path: Path
         assert "".join(stream(t2, ids, prompt=prompt)) == whole.removeprefix(before)
 
 
+def test_what_a_grammar_matched_keeps_its_blank(t2: Tokenizer, tmp_path: Path) -> None:
+    detokenizer = IncrementalDetokenizer(t2, prompt_ids=[T2_BOS], as_matched=True)
+    assert detokenizer.push(t2_ids(tmp_path, "▁hello", "▁world")) == " hello world"
+
+
 @pytest.mark.parametrize("prompt", [[], [T2_BOS]])
 def test_first_word_of_all_text_loses_its_blank(
     t2: Tokenizer, tmp_path: Path, prompt: list[int]

@@ -253,6 +253,16 @@ def test_the_engine_reads_the_union_and_shares_keys() -> None:
     )
 
 
+def test_a_draft_model_and_its_method_go_together() -> None:
+    model, method = "--speculative-model=d", "--speculative-method=draft_model"
+    engine = load_engine_settings(["--model=m", model, method], prog="triptych serve")
+    assert engine.executor.speculative_model == "d"
+    with pytest.raises(StartupError, match=r"^speculative_model: required for .*draft_model$"):
+        load_engine_settings(["--model=m", method], prog="triptych serve")
+    with pytest.raises(StartupError, match=r"^speculative_model: 'd' is for .*, not off$"):
+        load_engine_settings(["--model=m", model], prog="triptych serve")
+
+
 def test_default_run_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert default_run_dir() == str(tmp_path / "triptych")

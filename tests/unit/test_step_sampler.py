@@ -10,14 +10,10 @@ import pytest
 from triptych.engine_core.errors import InvalidRequest
 from triptych.engine_core.sampling_params import SamplingParams
 from triptych.services.runtime.lifecycle import StartupError
-from triptych.services.scheduler import sampler as module
-from triptych.services.scheduler.sampler import (
-    LogitsProcessor,
-    Row,
-    StepSampler,
-    load_processors,
-    new_sampler,
-)
+from triptych.services.scheduler import logits_processors as module
+from triptych.services.scheduler.logits_processors import LogitsProcessor, Row, load_processors
+from triptych.services.scheduler.running_grammars import LAST
+from triptych.services.scheduler.sampler import StepSampler, new_sampler
 
 VOCABULARY = 8
 
@@ -70,23 +66,23 @@ def logits_of(*best: int) -> Row:
 def test_a_row_is_processed_and_its_neighbours_are_not(sampler: StepSampler) -> None:
     for sequence_id, wanted in ((1, params()), (2, params(("only", "6"))), (3, params())):
         sampler.open(sequence_id, wanted, 0, (1, 2), ())
-    drawn, errors = sampler.draw(logits_of(3, 4, 5), [1, 2, 3], [0, 1, 2])
-    assert drawn.token_ids.tolist() == [3, 6, 5]
-    assert not errors
+    drawn = sampler.draw(logits_of(3, 4, 5), [1, 2, 3], [0, 1, 2], [LAST] * 3)
+    assert drawn.token_ids == [3, 6, 5]
+    assert not drawn.errors
 
 
 def test_one_that_raises_ends_its_own_request(sampler: StepSampler) -> None:
     sampler.open(1, params(("only", "6")), 0, (1, 2), ())
     sampler.open(2, params(), 0, (1, 2), ())
     sampler.append([1], [6])
-    drawn, errors = sampler.draw(logits_of(3, 4), [1, 2], [0, 1])
-    assert drawn.token_ids.tolist() == [-1, 4]
-    assert {sample: str(error) for sample, error in errors.items()} == {
+    drawn = sampler.draw(logits_of(3, 4), [1, 2], [0, 1], [LAST, LAST])
+    assert drawn.token_ids == [-1, 4]
+    assert {sample: str(error) for sample, error in drawn.errors.items()} == {
         0: "logits processor 'only' failed"
     }
     sampler.close(1)
     sampler.close(2)
-    assert not sampler._processed
+    assert not sampler._processors
 
 
 @pytest.mark.parametrize(
@@ -125,9 +121,9 @@ def test_a_factory_that_fails_later_ends_its_own_request(
     sampler.check(params(("moody", "")))
     sampler.open(1, params(("moody", "")), 0, (1, 2), ())
     sampler.open(2, params(), 0, (1, 2), ())
-    drawn, errors = sampler.draw(logits_of(3, 4), [1, 2], [0, 1])
-    assert drawn.token_ids.tolist() == [-1, 4]
-    assert list(errors) == [0]
+    drawn = sampler.draw(logits_of(3, 4), [1, 2], [0, 1], [LAST, LAST])
+    assert drawn.token_ids == [-1, 4]
+    assert list(drawn.errors) == [0]
 
 
 def test_plug_ins_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,3 +158,19 @@ def test_cancel_ends_with_what_there_is() -> None:
     feed(finished, b"a", LENGTH)
     finished.cancel()
     assert all_of(finished).finish == LENGTH
+
+
+def test_the_token_with_which_a_grammar_ends_is_text() -> None:
+    params = OutputParams(end_token_ids=frozenset((EOS, 98)), stop_token_ids=frozenset((98,)))
+    stream = stream_of(params)
+    feed(stream, b"ac", STOP)
+    assert all_of(stream) == Piece("ac", [97, 99], STOP, 2)
+    stream = stream_of(params)
+    feed(stream, [97, EOS], STOP)
+    assert all_of(stream) == Piece("a", [97, EOS], STOP, 2)
+    stream = stream_of(params)
+    feed(stream, b"ab", STOP)
+    assert all_of(stream) == Piece("a", [97, 98], STOP, 2, stop_token_id=98)
+    stream = stream_of(OutputParams(end_token_ids=frozenset((EOS,)), stop=("c",)))
+    feed(stream, b"ac", STOP)
+    assert all_of(stream) == Piece("a", [97, 99], STOP, 2, stop_string="c")

@@ -15,7 +15,7 @@ from triptych.services.tokenizer.output_validation import output_params
 from triptych.services.tokenizer.sampling_validation import (
     decimal,
     sampling_params,
-    with_max_tokens,
+    with_prompt,
 )
 from triptych.services.tokenizer.validation import (
     OutputParams,
@@ -101,7 +101,7 @@ def test_min_tokens_above_max_tokens() -> None:
         valid(min_tokens=5, max_tokens=4)
     provisional = valid(min_tokens=60)
     with pytest.raises(InvalidRequest, match=r"sampling_params\.min_tokens: 60 .* 56"):
-        with_max_tokens(provisional, check_prompt_length(8, "text", raw(), MODEL))
+        with_prompt(provisional, check_prompt_length(8, "text", raw(), MODEL))
 
 
 def test_end_of_sequence_ids_stop_unless_ignored() -> None:

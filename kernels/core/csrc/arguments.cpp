@@ -69,13 +69,23 @@ std::string_view ReadBytes(py::handle object) {
   return {data, static_cast<size_t>(size)};
 }
 
-py::object MakeArray(char typecode, const void* data, size_t bytes) {
-  static PyObject* const type =
-      py::object(py::module_::import("array").attr("array")).release().ptr();
-  const auto memory = py::reinterpret_steal<py::object>(
-      PyBytes_FromStringAndSize(static_cast<const char*>(data), static_cast<Py_ssize_t>(bytes)));
-  if (!memory) throw py::error_already_set();
-  return py::handle(type)(py::str(&typecode, 1), memory);
+template <typename T>
+std::pair<py::object, T*> NewArray(size_t count) {
+  static const char typecode = sizeof(T) == 8 ? 'q' : sizeof(T) == 4 ? 'i' : 'B';
+  // An array of one item, repeated: the shortest way to one of a size.
+  static PyObject* const one = py::object(py::module_::import("array").attr("array")(
+                                              py::str(&typecode, 1), py::make_tuple(0)))
+                                   .release()
+                                   .ptr();
+  auto array =
+      py::reinterpret_steal<py::object>(PySequence_Repeat(one, static_cast<Py_ssize_t>(count)));
+  if (!array) throw py::error_already_set();
+  const Bytes items(array, PyBUF_WRITABLE);
+  return {std::move(array), reinterpret_cast<T*>(items.data())};
 }
+
+template std::pair<py::object, int64_t*> NewArray(size_t count);
+template std::pair<py::object, int32_t*> NewArray(size_t count);
+template std::pair<py::object, uint8_t*> NewArray(size_t count);
 
 }  // namespace triptych

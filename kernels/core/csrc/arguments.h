@@ -3,10 +3,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace triptych {
@@ -33,11 +35,16 @@ std::vector<int32_t> ReadTokens(pybind11::handle object);
 // The bytes of a `bytes` object, while it lives. Throws TypeError for anything else.
 std::string_view ReadBytes(pybind11::handle object);
 
-// array.array of the typecode, with a copy of the column. T is as wide as the typecode says.
-pybind11::object MakeArray(char typecode, const void* data, size_t bytes);
+// A new array.array of `count` items, and where they are while it lives. T: int64_t (typecode q),
+// int32_t (i) or uint8_t (B).
 template <typename T>
-pybind11::object MakeArray(char typecode, const std::vector<T>& column) {
-  return MakeArray(typecode, column.data(), column.size() * sizeof(T));
+std::pair<pybind11::object, T*> NewArray(size_t count);
+
+template <typename T>
+pybind11::object MakeArray(const std::vector<T>& column) {
+  auto [array, items] = NewArray<T>(column.size());
+  std::copy(column.begin(), column.end(), items);
+  return std::move(array);
 }
 
 }  // namespace triptych

@@ -160,6 +160,10 @@ int64_t Batch::Open(int64_t id, std::vector<int32_t> tokens, std::string_view di
 void Batch::Fork(int64_t id, int64_t new_id, SequenceRules rules, int64_t place) {
   const RunningSequence& parent = Find(id);
   CheckNew(new_id, place);
+  // Else the other one could take its drafts and end, and leave this one to write to full blocks.
+  if (parent.row != kNoRow && step_.rows[parent.row].num_drafts > 0) {
+    throw BrokenInvariant("fork: sequence " + std::to_string(id) + " has drafts in the step");
+  }
   auto sequence = std::make_unique<RunningSequence>();
   sequence->id = new_id;
   sequence->cached = parent.cached && rules.cached;
@@ -244,6 +248,12 @@ void Batch::Check() const {
     Require(sequence->num_computed <= sequence->num_tokens(), "batch: more computed than tokens");
     Require(sequence->num_computed <= static_cast<int64_t>(sequence->table.blocks.size() * size),
             "batch: a computed token has no block");
+    const int32_t drafts =
+        sequence->row == kNoRow ? 0 : step_.rows[static_cast<size_t>(sequence->row)].num_drafts;
+    Require(static_cast<int32_t>(sequence->table.blocks.size()) <=
+                tables_.BlocksFor(sequence->num_tokens() + drafts),
+            "batch: a table is longer than its tokens and drafts");
+    Require(guessed_ || sequence->guesses.empty(), "batch: guesses outlive their step");
     Require(sequence->digests.size() == (sequence->cached ? 1 + sequence->tokens.size() / size : 0),
             "batch: digests are not those of the whole blocks");
     if (!sequence->cached || sequence->closed) continue;

@@ -28,8 +28,9 @@ struct Score {
   int32_t num_positions;
 };
 
-// Columns over the samples of a step; safe until the next call.
+// Columns over the samples of a step that were taken or are nobody's; safe until the next call.
 struct Outcome {
+  std::vector<int32_t> samples;
   std::vector<int64_t> request_ids;
   std::vector<int32_t> token_ids;
   std::vector<uint8_t> finishes;
@@ -52,13 +53,17 @@ class Batch {
   void Close(int64_t id);
   void ForgetCache();
 
+  // Guesses (batch_drafts.cpp)
+  void Draft(int64_t id, std::vector<int32_t> tokens);
+  void FillDrafts(const std::vector<int32_t>& tokens);
+
   // A step (batch_step.cpp)
   bool Plan(int64_t budget, int64_t most_per_sequence, int64_t logits_budget);
   int64_t Schedule(int64_t id, int64_t most);
   const std::vector<Sample>& Samples();  // safe until the next call
   std::vector<Score> Scores() const;
   void Write(std::byte* slot, size_t slot_bytes, uint64_t step_id);
-  const Outcome& Apply(const std::vector<int32_t>& tokens);
+  const Outcome& Apply(const std::vector<int32_t>& tokens, const std::vector<int32_t>& complete);
   void Abandon();
 
   // Facts (batch.cpp)
@@ -91,9 +96,17 @@ class Batch {
   void CeaseCaching(RunningSequence* sequence);
 
   bool Prepare(RunningSequence* sequence, int64_t num_tokens);
+  void PlanDrafts(int64_t tokens_left);
+  void DropDrafts();
+  void ForgetGuesses();
+
+  void CheckDrawn(const std::vector<int32_t>& tokens, const std::vector<int32_t>& complete) const;
+  void CollectTaken(const std::vector<int32_t>& tokens, const std::vector<int32_t>& complete);
+  void ForgetBroken(const std::vector<int32_t>& tokens);
   void Progress(RunningSequence* sequence, int32_t num_tokens);
   void ExtendDigests(RunningSequence* sequence);
-  uint8_t Take(RunningSequence* sequence, int32_t token);
+  uint8_t Take(const Sample& sample, int32_t token, bool completes);
+  void EndSequence(RunningSequence* sequence);
   void RemoveFinished();
 
   BlockTables tables_;
@@ -104,6 +117,7 @@ class Batch {
   std::vector<Owned> closing_;  // closed in flight, in that order
   DigestMap pending_;           // how many open cached sequences are to compute the block
   PlannedStep step_;
+  bool guessed_ = false;  // whether a sequence may have guesses
   // Members to keep their memory from step to step.
   std::vector<Sample> samples_;
   Outcome outcome_;

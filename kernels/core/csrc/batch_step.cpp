@@ -5,6 +5,16 @@
 #include "errors.h"
 
 namespace triptych {
+namespace {
+
+// Of the numbers and 0.
+int32_t Least(const std::vector<int32_t>& numbers) {
+  int32_t least = 0;
+  for (const int32_t number : numbers) least = std::min(least, number);
+  return least;
+}
+
+}  // namespace
 
 // ------------------------------------------------------------------ the next step
 
@@ -30,6 +40,7 @@ bool Batch::Plan(int64_t budget, int64_t most_per_sequence, int64_t logits_budge
     step_.logits_left -= std::max(0, row.num_logits() - 1);
     spare -= num_tokens - 1;
   }
+  if (guessed_) PlanDrafts(spare);
   step_.planned = true;
   return true;
 }
@@ -76,55 +87,77 @@ void Batch::Write(std::byte* slot, size_t slot_bytes, uint64_t step_id) {
 
 // ------------------------------------------------------------------ the end of a step
 
-const Outcome& Batch::Apply(const std::vector<int32_t>& tokens) {
-  Require(step_.written, "apply: no step is written");
+const Outcome& Batch::Apply(const std::vector<int32_t>& tokens,
+                            const std::vector<int32_t>& complete) {
+  Require(step_.written, "apply: the step is not written");
   step_.CollectSamples(&samples_);
-  if (tokens.size() != samples_.size()) {
-    throw BrokenInvariant("apply: " + std::to_string(tokens.size()) + " tokens for " +
-                          std::to_string(samples_.size()) + " samples");
-  }
-  const bool all_finite =
-      std::all_of(tokens.begin(), tokens.end(), [](int32_t token) { return token >= 0; });
-  if (!all_finite) {
-    Require(*std::min_element(tokens.begin(), tokens.end()) >= kNotFinite,
-            "apply: a token id is below -1");
-  }
+  CheckDrawn(tokens, complete);
+  CollectTaken(tokens, complete);
   tables_.FinishCopies();
-  for (size_t i = 0; !all_finite && i < tokens.size(); ++i) {
-    if (tokens[i] != kNotFinite) continue;
-    // What led to such logits may be as broken.
-    RunningSequence* sequence = samples_[i].sequence;
-    for (const int32_t block : sequence->table.blocks) tables_.cache().Forget(block);
-    CeaseCaching(sequence);
-  }
+  ForgetBroken(tokens);
   for (const Row& row : step_.rows) Progress(row.sequence, row.num_tokens);
   for (const Rider& rider : step_.riders) {
     Progress(rider.sequence, step_.rows[rider.row].num_tokens);
   }
   step_.Clear();
+  ForgetGuesses();
 
-  outcome_.request_ids.clear();
-  outcome_.token_ids = tokens;
-  outcome_.finishes.clear();
+  const size_t count = outcome_.samples.size();
+  outcome_.request_ids.resize(count);
+  outcome_.token_ids.resize(count);
+  outcome_.finishes.resize(count);
   outcome_.finished.clear();
   outcome_.finished_tokens.clear();
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    RunningSequence* sequence = samples_[i].sequence;
-    const bool wanted = !sequence->closed && !sequence->rules.held;
-    outcome_.request_ids.push_back(wanted ? sequence->rules.request_id : -1);
-    outcome_.finishes.push_back(wanted ? Take(sequence, tokens[i]) : kFinishNone);
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t index = outcome_.samples[i], token = tokens[index];
+    const Sample& sample = samples_[index];
+    const bool wanted = sample.sequence->wanted();
+    const bool completes = Contains(complete, index);
+    outcome_.request_ids[i] = wanted ? sample.sequence->rules.request_id : -1;
+    outcome_.token_ids[i] = token;
+    outcome_.finishes[i] = wanted ? Take(sample, token, completes) : kFinishNone;
   }
   RemoveFinished();
   ReleaseClosing();
   return outcome_;
 }
 
+void Batch::CheckDrawn(const std::vector<int32_t>& tokens,
+                       const std::vector<int32_t>& complete) const {
+  if (tokens.size() != samples_.size()) {
+    throw BrokenInvariant("apply: " + std::to_string(tokens.size()) + " tokens for " +
+                          std::to_string(samples_.size()) + " samples");
+  }
+  Require(Least(tokens) >= kNotFinite, "apply: a token id is below -1");
+  const auto& drafts = step_.drafts;
+  Require(std::find(drafts.begin(), drafts.end(), kUnknownDraft) == drafts.end(),
+          "apply: a draft is not filled");
+  int64_t before = -1;
+  for (const int64_t sample : complete) {
+    Require(sample > before && sample < static_cast<int64_t>(samples_.size()),
+            "apply: `complete` are not samples in ascending order");
+    before = sample;
+  }
+}
+
+// What led to logits that are not finite may be as broken.
+void Batch::ForgetBroken(const std::vector<int32_t>& tokens) {
+  if (Least(tokens) >= 0) return;
+  for (const int32_t index : outcome_.samples) {
+    if (tokens[index] != kNotFinite) continue;
+    RunningSequence* sequence = samples_[index].sequence;
+    for (const int32_t block : sequence->table.blocks) tables_.cache().Forget(block);
+    CeaseCaching(sequence);
+  }
+}
+
 void Batch::Progress(RunningSequence* sequence, int32_t num_tokens) {
   const int32_t size = tables_.block_size();
   const int32_t before = sequence->num_computed / size;
+  const int32_t behind = sequence->num_computed - before * size + num_tokens;
   sequence->num_computed += num_tokens;
-  if (!sequence->cached) return;
-  const int32_t after = sequence->num_computed / size;
+  if (!sequence->cached || behind < size) return;  // no block is full
+  const int32_t after = before + behind / size;
   for (int32_t i = before; i < after; ++i) {
     tables_.cache().AddFull(sequence->table.blocks[i], sequence->digests[i + 1],
                             sequence->digests[i],
@@ -133,33 +166,42 @@ void Batch::Progress(RunningSequence* sequence, int32_t num_tokens) {
   if (!sequence->closed) DropPending(*sequence, before, after);
 }
 
-// The drawn token; a sequence that ends gives its blocks back here, and is removed by the caller.
-uint8_t Batch::Take(RunningSequence* sequence, int32_t token) {
+// The drawn token, which is computed already if it is the draft.
+uint8_t Batch::Take(const Sample& sample, int32_t token, bool completes) {
+  RunningSequence* sequence = sample.sequence;
   uint8_t finish = kFinishNotFinite;
   if (token != kNotFinite) {
+    const bool computed = token == sample.draft;
     sequence->tokens.push_back(token);
-    finish = sequence->Finish();
-    if (finish == kFinishNone) {
-      ExtendDigests(sequence);
-      return finish;
+    finish = completes ? kFinishStop : sequence->FinishAt(sequence->num_tokens(), token);
+    if (computed || finish == kFinishNone) ExtendDigests(sequence);
+    if (computed) {
+      Progress(sequence, 1);
+    } else if (finish == kFinishNone) {  // no draft behind it is taken
+      tables_.Trim(&sequence->table, sequence->num_tokens());
     }
   }
+  if (finish != kFinishNone) EndSequence(sequence);
+  return finish;
+}
+
+// Gives its blocks back; the caller removes it.
+void Batch::EndSequence(RunningSequence* sequence) {
   DropPending(*sequence);
   sequence->closed = true;
   Release(*sequence);
   outcome_.finished.push_back(sequence->id);
   outcome_.finished_tokens.push_back(sequence->num_tokens());
-  return finish;
 }
 
 // A token was added: with it, a block may have all its tokens.
 void Batch::ExtendDigests(RunningSequence* sequence) {
-  const auto size = static_cast<size_t>(tables_.block_size());
-  const size_t count = sequence->tokens.size();
+  const int32_t size = tables_.block_size(), count = sequence->num_tokens();
   if (!sequence->cached || count % size != 0) return;
   const Digest parent = sequence->digests.back();
-  sequence->digests.push_back(BlockDigest(parent, sequence->tokens.data() + count - size, size));
-  AddPending(*sequence, count / size - 1, count / size);
+  sequence->digests.push_back(BlockDigest(parent, &sequence->tokens[count - size], size));
+  const auto whole = static_cast<size_t>(count / size);
+  AddPending(*sequence, whole - 1, whole);
 }
 
 void Batch::RemoveFinished() {
@@ -172,9 +214,11 @@ void Batch::RemoveFinished() {
 void Batch::Abandon() {
   Require(step_.in_flight(), "abandon: no step is in flight");
   EndStep();
+  ForgetGuesses();
 }
 
 void Batch::EndStep() {
+  DropDrafts();
   step_.Clear();
   ReleaseClosing();
 }

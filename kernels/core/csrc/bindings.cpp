@@ -74,20 +74,27 @@ SlotLayout ReadLayout(const py::object& layout) {
 
 py::tuple SampleColumns(Batch& batch) {
   const std::vector<Sample>& samples = batch.Samples();
-  std::vector<int64_t> ids(samples.size());
-  std::vector<int32_t> logits_rows(samples.size());
-  for (size_t i = 0; i < samples.size(); ++i) {
-    ids[i] = samples[i].sequence->id;
-    logits_rows[i] = samples[i].logits_row;
+  auto [ids, id] = NewArray<int64_t>(samples.size());
+  auto [logits_rows, logits_row] = NewArray<int32_t>(samples.size());
+  for (const Sample& sample : samples) {
+    *id++ = sample.sequence->id;
+    *logits_row++ = sample.logits_row;
   }
-  return py::make_tuple(MakeArray('q', ids), MakeArray('i', logits_rows));
+  return py::make_tuple(std::move(ids), std::move(logits_rows));
+}
+
+py::object DraftColumn(Batch& batch) {
+  const std::vector<Sample>& samples = batch.Samples();
+  auto [drafts, draft] = NewArray<int32_t>(samples.size());
+  for (const Sample& sample : samples) *draft++ = sample.draft;
+  return std::move(drafts);
 }
 
 py::object OutcomeColumns(const Outcome& outcome) {
   static PyObject* type = nullptr;
-  return MakeValue(type, "Outcome", MakeArray('q', outcome.request_ids),
-                   MakeArray('i', outcome.token_ids), MakeArray('B', outcome.finishes),
-                   outcome.finished, outcome.finished_tokens);
+  return MakeValue(type, "Outcome", MakeArray(outcome.samples), MakeArray(outcome.request_ids),
+                   MakeArray(outcome.token_ids), MakeArray(outcome.finishes), outcome.finished,
+                   outcome.finished_tokens);
 }
 
 py::list ScoreList(const Batch& batch) {
@@ -101,9 +108,11 @@ py::list ScoreList(const Batch& batch) {
 }
 
 py::list RowList(const Batch& batch) {
+  static PyObject* type = nullptr;
   py::list rows;
   for (const Row& row : batch.step().rows) {
-    rows.append(py::make_tuple(row.sequence->id, row.start, row.num_tokens, row.samples));
+    rows.append(MakeValue(type, "ScheduledSequence", row.sequence->id, row.start, row.width(),
+                          row.samples));
   }
   return rows;
 }
@@ -170,7 +179,13 @@ void BindSequences(BatchClass& type) {
           py::arg("sequence_id"), py::arg("new_id"), py::arg("rules"), py::arg("place"))
       .def("append", &Batch::Append, py::arg("sequence_id"), py::arg("token_id"))
       .def("close", &Batch::Close, py::arg("sequence_id"))
-      .def("forget_cache", &Batch::ForgetCache);
+      .def("forget_cache", &Batch::ForgetCache)
+      .def(
+          "draft",
+          [](Batch& self, int64_t sequence_id, const py::object& token_ids) {
+            self.Draft(sequence_id, ReadTokens(token_ids));
+          },
+          py::arg("sequence_id"), py::arg("token_ids"));
 }
 
 void BindStep(BatchClass& type) {
@@ -183,6 +198,11 @@ void BindStep(BatchClass& type) {
       .def("rows", &RowList)
       .def("copies", &CopyList)
       .def("samples", &SampleColumns)
+      .def("drafts", &DraftColumn)
+      .def(
+          "fill_drafts",
+          [](Batch& self, const py::object& token_ids) { self.FillDrafts(ReadTokens(token_ids)); },
+          py::arg("token_ids"))
       .def("scores", &ScoreList)
       .def(
           "write",
@@ -193,10 +213,10 @@ void BindStep(BatchClass& type) {
           py::arg("slot"), py::arg("step_id"))
       .def(
           "apply",
-          [](Batch& self, const py::object& token_ids) {
-            return OutcomeColumns(self.Apply(ReadTokens(token_ids)));
+          [](Batch& self, const py::object& token_ids, const py::object& complete) {
+            return OutcomeColumns(self.Apply(ReadTokens(token_ids), ReadTokens(complete)));
           },
-          py::arg("token_ids"))
+          py::arg("token_ids"), py::arg("complete") = py::tuple())
       .def("abandon", &Batch::Abandon);
 }
 

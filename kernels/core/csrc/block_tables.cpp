@@ -73,6 +73,21 @@ bool BlockTables::Prepare(BlockTable* table, int32_t num_tokens, int32_t start, 
   return true;
 }
 
+int32_t BlockTables::Extend(BlockTable* table, int32_t num_tokens) {
+  const int32_t wanted = BlocksFor(num_tokens) - static_cast<int32_t>(table->blocks.size());
+  const int32_t taken = std::min(wanted, pool_.num_free());
+  for (int32_t i = 0; i < taken; ++i) table->blocks.push_back(TakeFresh());
+  return std::min(num_tokens, static_cast<int32_t>(table->blocks.size()) * block_size_);
+}
+
+void BlockTables::Shorten(BlockTable* table, int32_t num_tokens) {
+  const auto needed = static_cast<size_t>(BlocksFor(num_tokens));
+  for (; table->blocks.size() > needed; table->blocks.pop_back()) {
+    ReleaseBlock(table->blocks.back());
+  }
+  table->version = next_version_++;
+}
+
 int32_t BlockTables::TakeFresh() {
   const int32_t block = pool_.Allocate();
   cache_.Forget(block);

@@ -11,7 +11,7 @@
 namespace triptych {
 
 // A sequence's blocks in token order. Two tables of one version and length are equal: it is another
-// one whenever a table is made or a block in it replaced, and stays when blocks are added.
+// one whenever a table is made, a block in it replaced or dropped, and stays when blocks are added.
 struct BlockTable {
   std::vector<int32_t> blocks;
   uint64_t version = 0;
@@ -36,6 +36,15 @@ class BlockTables {
   bool Open(int32_t num_tokens, const Hit& hit, int64_t spare, BlockTable* table);
   void Share(const BlockTable& from, BlockTable* table);
   bool Prepare(BlockTable* table, int32_t num_tokens, int32_t start, int32_t end);
+  // Adds blocks for `num_tokens` tokens, as far as some are free. Returns how many of them have
+  // room.
+  int32_t Extend(BlockTable* table, int32_t num_tokens);
+  // Gives back the blocks, last one first, that `num_tokens` tokens do not need.
+  void Trim(BlockTable* table, int32_t num_tokens) {
+    if (static_cast<int64_t>(table->blocks.size() - 1) * block_size_ >= num_tokens) {
+      Shorten(table, num_tokens);
+    }
+  }
 
   void KeepPartial(const BlockTable& table, int32_t num_computed, const Digest& parent,
                    const int32_t* tokens);
@@ -53,6 +62,7 @@ class BlockTables {
 
  private:
   int32_t TakeFresh();
+  void Shorten(BlockTable* table, int32_t num_tokens);
   void AddCopy(int32_t target, int32_t source);
   void ReleaseBlock(int32_t block);
   // How many tables have the block.

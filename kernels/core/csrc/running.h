@@ -16,6 +16,14 @@ constexpr uint8_t kFinishNone = 0;
 constexpr uint8_t kFinishStop = 1;
 constexpr uint8_t kFinishLength = 2;
 constexpr uint8_t kFinishNotFinite = 255;
+constexpr int32_t kUnknownDraft = -1;
+constexpr int32_t kNoDraft = kUnknownDraft - 1;
+
+// Whether a number is among ascending ones, of which there are none mostly.
+template <typename T>
+bool Contains(const std::vector<T>& ascending, T number) {
+  return !ascending.empty() && std::binary_search(ascending.begin(), ascending.end(), number);
+}
 
 // engine_core/batch.py SequenceRules
 struct SequenceRules {
@@ -31,27 +39,31 @@ struct SequenceRules {
 
 constexpr int32_t kNoRow = -1;
 
+// What every step reads stands first: there is little else that a step costs.
 struct RunningSequence {
   int64_t id;
-  SequenceRules rules;
-  std::vector<int32_t> tokens;
-  BlockTable table;
-  std::vector<Digest> digests;  // the root and those of all whole blocks; empty if not cached
   int32_t num_computed = 0;
   int32_t row = kNoRow;  // in the planned step: its own, or the one that it rides on
   bool cached = false;
   bool closed = false;
+  std::vector<int32_t> tokens;
+  SequenceRules rules;
+  BlockTable table;
+  std::vector<Digest> digests;   // the root and those of all whole blocks; empty if not cached
+  std::vector<int32_t> guesses;  // of the tokens that follow, for the next plan
 
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
+  bool wanted() const { return !closed && !rules.held; }  // drawn tokens are taken
   int32_t num_lacking() const { return num_tokens() - num_computed; }
 
-  uint8_t Finish() const {
-    const auto& stops = rules.stop_token_ids;
-    if (!stops.empty() && std::binary_search(stops.begin(), stops.end(), tokens.back())) {
-      return kFinishStop;
-    }
-    const int64_t most = std::min(rules.max_len, rules.num_prompt + rules.max_tokens);
-    return num_tokens() >= most ? kFinishLength : kFinishNone;
+  int64_t most_tokens() const {
+    return std::min(rules.max_len, rules.num_prompt + rules.max_tokens);
+  }
+
+  // What it means that a token is the sequence's `count`-th, and for now its last.
+  uint8_t FinishAt(int64_t count, int32_t token) const {
+    if (Contains(rules.stop_token_ids, int64_t{token})) return kFinishStop;
+    return count >= most_tokens() ? kFinishLength : kFinishNone;
   }
 
   int64_t NumScored(int64_t num_tokens) const {

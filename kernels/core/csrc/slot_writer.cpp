@@ -55,20 +55,23 @@ void SlotWriter::Write(std::byte* slot, size_t slot_bytes, uint64_t step_id,
     const int32_t* tokens = row.sequence->tokens.data();
     const int32_t* blocks = row.sequence->table.blocks.data();
     int32_t index = row.start / block_size_, offset = row.start % block_size_;
-    for (int32_t t = row.start, i = row.first_token; t < row.end(); ++t, ++i) {
-      token_ids[i] = tokens[t];
-      positions[i] = t;
-      slots[i] = blocks[index] * block_size_ + offset;
+    int32_t t = row.start, i = row.first_token;
+    const auto put = [&](int32_t token) {
+      token_ids[i] = token;
+      positions[i] = t++;
+      slots[i++] = blocks[index] * block_size_ + offset;
       if (++offset == block_size_) {
         offset = 0;
         ++index;
       }
-    }
-    row_starts[r + 1] = row.first_token + row.num_tokens;
+    };
+    while (t < row.own_end()) put(tokens[t]);
+    for (int32_t d = 0; d < row.num_drafts; ++d) put(step.drafts[row.first_draft + d]);
+    row_starts[r + 1] = i;
     kv_lengths[r] = row.end();
     int32_t* logits = logits_tokens + row.first_logits;
-    for (int32_t i = 0; i < row.num_scored; ++i) *logits++ = row.first_token + i;
-    if (row.samples) *logits = row.first_token + row.num_tokens - 1;
+    for (int32_t s = 0; s < row.num_scored; ++s) *logits++ = row.first_token + s;
+    for (int32_t s = row.first_token + row.num_tokens - 1; row.samples && s < i; ++s) *logits++ = s;
     WriteTable(row.sequence->table, block_tables + r * layout_.max_blocks_per_row, &image->rows[r]);
   }
   int32_t* sources = ArrayAt(slot, layout_.copy_sources);

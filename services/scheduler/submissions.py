@@ -1,0 +1,173 @@
+"""Requests on their way into the core, and out of it before their end: refused, aborted, timed out.
+
+A request with a grammar waits in a queue of its own until that is compiled. What is said here of a
+choice holds wherever it is, there or in the core.
+"""
+
+from collections.abc import Iterable
+
+from triptych.engine_core.errors import DeadlinePassed, QueueFull, RequestError, Unavailable
+from triptych.engine_core.ids import RequestId
+from triptych.engine_core.scheduler import Scheduler
+from triptych.engine_core.step import Failed, StepOutput
+from triptych.services.scheduler.deadlines import Deadline, Deadlines, Limit
+from triptych.services.scheduler.grammar_queue import GrammarQueue, Released, choices_of
+from triptych.services.scheduler.grammars import Grammars
+from triptych.services.scheduler.sampler import StepSampler
+from triptych.services.scheduler.settings import SchedulerSettings
+from triptych.services.scheduler.stats import Counters
+from triptych.services.scheduler.tokenizer_link import Dropped, Submitted
+
+_WHERE = {
+    Limit.QUEUE: "in the queue",
+    Limit.TOTAL: "in all",
+    Limit.GRAMMAR: "while its grammar compiled",
+}
+
+
+class Submissions:
+    """Used by the loop's thread only. What it has to say goes to `outbox`."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        grammars: Grammars,
+        counters: Counters,
+        outbox: list[StepOutput],
+    ) -> None:
+        self._settings = settings
+        self._grammars = grammars
+        self._counters = counters
+        self._outbox = outbox
+        self._queue = GrammarQueue(grammars)
+        self._deadlines = Deadlines(self.lives)
+        self._core: Scheduler | None = None
+        self._sampler: StepSampler | None = None  # there is one when there is a core
+
+    def serve(self, core: Scheduler, sampler: StepSampler) -> None:
+        """The core that requests go to from now on."""
+        self._core, self._sampler = core, sampler
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their grammar."""
+        return self._queue.num_requests
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next deadline passes; None without one."""
+        return self._deadlines.next_at
+
+    def lives(self, request_id: RequestId) -> bool:
+        """Whether the choice has neither ended nor been aborted."""
+        core = self._core
+        return self._queue.lives(request_id) or (core is not None and core.lives(request_id))
+
+    # ------------------------------------------------------------------ in
+
+    def submit(self, event: Submitted, now: float) -> None:
+        """Take a request, or refuse it."""
+        request, choices = event.request, choices_of(event)
+        if self._grammars.crowded:
+            self._grammars.prune(self.lives)
+        grammar = request.params.grammar
+        try:
+            if self._core is None or self._sampler is None:
+                raise Unavailable("no executor has joined")
+            self._sampler.check(request.params)
+            self._check_room(self._core, len(choices))
+            if grammar and not self._grammars.ask(grammar, choices):
+                self._queue.add(event)
+            else:
+                self._enter(self._core, event)
+        except RequestError as error:
+            self._refuse(choices, error)
+            return
+        self._watch(event, choices, now)
+
+    def take_compiled(self) -> None:
+        """Requests whose grammars are there go on; those whose grammar failed end."""
+        for released in self._queue.release():
+            error = released.error
+            if error is None:
+                error = self._go_on(released)
+            if error is not None:
+                self._refuse(released.choices(), error)
+
+    def _go_on(self, released: Released) -> RequestError | None:
+        assert self._core is not None, "it was there when the request came"
+        try:
+            self._enter(self._core, released.submitted)
+        except RequestError as error:
+            return error
+        for request_id in released.gone:
+            self._core.abort(request_id)
+        return None
+
+    def _check_room(self, core: Scheduler, num_new: int) -> None:
+        """The core bounds those it knows of; those who wait here are as many fewer."""
+        waiting = self._queue.num_choices
+        bound = self._settings.max_num_seqs + self._settings.max_num_waiting
+        if waiting and core.num_requests + waiting + num_new > bound:
+            raise QueueFull(
+                f"{core.num_requests + waiting} requests are running or waiting, the bound is"
+                f" {bound} (max_num_seqs + max_num_waiting)"
+            )
+
+    def _enter(self, core: Scheduler, event: Submitted) -> None:
+        core.submit(event.request)
+        self._counters.prompt_tokens += len(event.request.prompt_token_ids)
+
+    def _watch(self, event: Submitted, choices: Iterable[RequestId], now: float) -> None:
+        defaults = self._settings
+        queue = defaults.queue_timeout if event.queue_timeout is None else event.queue_timeout
+        total = defaults.request_timeout if event.timeout is None else event.timeout
+        for choice in choices:
+            self._deadlines.add(choice, now, Limit.QUEUE, queue)
+            self._deadlines.add(choice, now, Limit.TOTAL, total)
+            if self._queue.lives(choice):
+                grammar = defaults.structured_output_timeout
+                self._deadlines.add(choice, now, Limit.GRAMMAR, grammar)
+
+    # ------------------------------------------------------------------ out
+
+    def drop(self, dropped: Iterable[Dropped]) -> None:
+        """Nobody waits for these choices any more."""
+        for each in dropped:
+            for request_id in each.request_ids:
+                self._counters.requests_aborted += self._abort(request_id)
+
+    def time_out(self, now: float) -> None:
+        """End what has waited, or run, for too long. What never ran costs no step."""
+        failed = []
+        for deadline in self._deadlines.passed(now):
+            if self._concerns(deadline):
+                self._abort(deadline.request_id)
+                name, seconds = deadline.limit.value, deadline.seconds
+                error = DeadlinePassed(f"{name}: {seconds:g} s {_WHERE[deadline.limit]} passed")
+                failed.append(Failed(deadline.request_id, error))
+        if failed:
+            self._counters.requests_timed_out += len(failed)
+            self._counters.requests_finished += len(failed)
+            self._outbox.append(StepOutput(0, failed=failed))
+
+    def _concerns(self, deadline: Deadline) -> bool:
+        """Whether a choice is still where its deadline is about."""
+        core, request_id = self._core, deadline.request_id
+        match deadline.limit:
+            case Limit.QUEUE:
+                fresh = core is not None and core.is_fresh(request_id)
+                return self._queue.lives(request_id) or fresh
+            case Limit.GRAMMAR:
+                return self._queue.lives(request_id)
+            case Limit.TOTAL:
+                return True
+
+    def _abort(self, request_id: RequestId) -> bool:
+        if self._queue.abort(request_id):
+            return True
+        return self._core is not None and self._core.abort(request_id)
+
+    def _refuse(self, choices: Iterable[RequestId], error: RequestError) -> None:
+        self._counters.requests_refused += 1
+        self._outbox.append(StepOutput(0, failed=[Failed(each, error) for each in choices]))
