@@ -35,7 +35,7 @@ export TOKENIZERS_PARALLELISM := false
 .DEFAULT_GOAL := help
 .PHONY: help setup build model demo serve test check format lint types unit property kernels \
 	differential integration e2e invariance bench-core bench-overhead bench-kernels bench-peers bench-accuracy bench-sampler \
-	bench-grammars lockstep invariance schema-suite test-asan \
+	bench-grammars bench-frontend lockstep invariance schema-suite test-asan \
 	size proto-lint proto-breaking clean
 
 help: ## list the targets
@@ -108,6 +108,9 @@ bench-kernels: $(BUILT) ## matrix products against the machine's limits (QUICK=1
 
 bench-grammars: $(BUILT) $(MODEL) ## microseconds of grammars' masks per step, beside the sampler's (QUICK=1)
 	@$(PY) -P bench/grammars.py --model $(MODEL) $(QUICK_FLAG)
+
+bench-frontend: $(BUILT) $(MODEL) $(PEER_READY) ## what tokenizer processes push to clients, per core (QUICK=1: under 3 minutes)
+	@$(PY) -P bench/frontend.py --model $(MODEL) --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
 
 bench-sampler: $(BUILT) $(PEER_READY) ## microseconds per row, against torch and llama.cpp's sampler chain (QUICK=1)
 	@$(PY) -P bench/sampler.py --peer-python $(PEER_PYTHON) $(QUICK_FLAG)

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from triptych.services.runtime.model_files import resolve_model
-from triptych.services.tokenizer.chat_template import ChatMessage
+from triptych.services.tokenizer.chat_messages import ChatMessage
 from triptych.services.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 sys.path[:0] = [str(Path(__file__).parent)]

@@ -18,6 +18,11 @@ def resident_bytes(pid: int) -> int:
     raise RuntimeError(f"process {pid} has no VmRSS")
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, all its threads together."""
+    return _ticks(pid) / _TICKS
+
+
 class Disturbance:
     """A context; `share` is then the part of all cores' time that went to other processes."""
 

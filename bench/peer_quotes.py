@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from triptych.services.runtime.model_files import resolve_model
-from triptych.services.tokenizer.chat_template import ChatMessage
+from triptych.services.tokenizer.chat_messages import ChatMessage
 from triptych.services.tokenizer.tokenizer import load_tokenizer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support")]

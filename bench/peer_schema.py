@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.services.runtime.model_files import resolve_model
-from triptych.services.tokenizer.chat_template import ChatMessage
+from triptych.services.tokenizer.chat_messages import ChatMessage
 from triptych.services.tokenizer.tokenizer import load_tokenizer
 from triptych.v1 import common_pb2, inference_pb2
 

@@ -17,6 +17,9 @@ NEEDED = (
     "triptych/kernels/core/_core.",
     "triptych/kernels/cpu/_cpu.",
     "triptych/services/cli/__main__.py",
+    "triptych/services/tokenizer/openai_http/ui/index.html",
+    "triptych/services/tokenizer/openai_http/ui/app.js",
+    "triptych/services/tokenizer/openai_http/ui/style.css",
 )
 UNWANTED_SUFFIXES = (".cpp", ".h", ".proto", "CMakeLists.txt", ".pyc")
 

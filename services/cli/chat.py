@@ -22,6 +22,7 @@ class Conversation:
         *,
         model: str = "",
         system: str = "",
+        template_kwargs: str = "",
         timeout: float | None = None,
         label: Callable[[inference_pb2.ChatRequest], None] = lambda _request: None,
     ) -> None:
@@ -29,6 +30,7 @@ class Conversation:
         self._client = client
         self._params = params
         self._model = model
+        self._template_kwargs = template_kwargs
         self._timeout = timeout
         self._label = label
         self.messages: list[inference_pb2.ChatMessage] = []
@@ -43,10 +45,13 @@ class Conversation:
             messages=asked,
             sampling_params=self._params,
             output_format=inference_pb2.OUTPUT_FORMAT_TEXT,
+            chat_template_kwargs=self._template_kwargs,
         )
         self._label(request)
         answer = print_stream(self._client.chat(request, self._timeout), sys.stdout)
-        reply = inference_pb2.ChatMessage(role="assistant", content=answer.text)
+        reply = inference_pb2.ChatMessage(
+            role="assistant", content=answer.text, reasoning=answer.reasoning
+        )
         self.messages = [*asked, reply]
         return answer
 
@@ -56,6 +61,12 @@ def run(argv: Sequence[str]) -> int:
     parser = client_parser("triptych chat", "Talk with the model.")
     parser.add_argument("message", metavar="MESSAGE", nargs="?", help="none: a conversation")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
+    parser.add_argument(
+        "--chat-template-kwargs",
+        default="",
+        metavar="JSON",
+        help='variables of the chat template, such as {"enable_thinking": false}',
+    )
     given = parser.parse(argv)
     with Client(given.address) as client:
         conversation = Conversation(
@@ -63,6 +74,7 @@ def run(argv: Sequence[str]) -> int:
             sampling_params(given),
             model=given.model,
             system=given.system,
+            template_kwargs=given.chat_template_kwargs,
             timeout=given.timeout,
             label=partial(label_request, given=given),
         )

@@ -58,6 +58,7 @@ class Answer:
     """What a stream brought, and when. Times are in seconds since the call."""
 
     text: str = ""
+    reasoning: str = ""
     first: float = 0.0
     total: float = 0.0
     usage: common_pb2.Usage = field(default_factory=common_pb2.Usage)
@@ -79,8 +80,18 @@ class Answer:
         return ", ".join(words)
 
 
-def read_stream(call: Call, on_text: Callable[[str], None] = lambda _piece: None) -> Answer:
-    """Read a stream to its end, each piece of text going to `on_text`. Raises grpc.RpcError.
+def _ignored(_piece: str) -> None:
+    pass
+
+
+def read_stream(
+    call: Call,
+    on_text: Callable[[str], None] = _ignored,
+    on_reasoning: Callable[[str], None] = _ignored,
+) -> Answer:
+    """Read a stream to its end, each piece going to `on_text` or `on_reasoning`.
+
+    Raises grpc.RpcError.
 
     On KeyboardInterrupt the call is cancelled and the interrupt goes on.
     """
@@ -90,6 +101,9 @@ def read_stream(call: Call, on_text: Callable[[str], None] = lambda _piece: None
         for response in call:
             if not answer.first:
                 answer.first = time.monotonic() - begin
+            if isinstance(response, inference_pb2.ChatResponse) and response.reasoning:
+                answer.reasoning += response.reasoning
+                on_reasoning(response.reasoning)
             answer.text += response.text
             on_text(response.text)
             if response.finish_reason != common_pb2.FINISH_REASON_UNSPECIFIED:
@@ -103,20 +117,60 @@ def read_stream(call: Call, on_text: Callable[[str], None] = lambda _piece: None
 
 
 def print_stream(call: Call, out: TextIO) -> Answer:
-    """Write the pieces as they come, and a newline; raises what `read_stream` raises."""
-    last = ""
+    """Write the pieces as they come, and a newline; raises what `read_stream` raises.
 
-    def write(piece: str) -> None:
-        nonlocal last
-        last = piece or last
-        out.write(printable(piece) if out.isatty() else piece)
-        out.flush()
-
+    What the model thinks is shown on a terminal, dimmed; elsewhere the answer stands alone.
+    """
+    written = _Written(out)
     try:
-        return read_stream(call, write)
+        return read_stream(call, written.text, written.reasoning)
     finally:
-        if last and not last.endswith("\n"):
-            write("\n")
+        written.end()
+
+
+class _Written:
+    """What has been written to a stream of text."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._terminal = out.isatty()
+        self._last = ""
+        self._dim = False
+
+    def text(self, piece: str) -> None:
+        """A piece of the answer."""
+        if piece:
+            self._bright()
+            self._write(piece)
+
+    def reasoning(self, piece: str) -> None:
+        """A piece of what was thought before it."""
+        if self._terminal:
+            if not self._dim:
+                self._dim = True
+                self._out.write(_DIM)
+            self._write(piece)
+
+    def end(self) -> None:
+        """Close the last line."""
+        self._bright()
+        if self._last and not self._last.endswith("\n"):
+            self._write("\n")
+
+    def _bright(self) -> None:
+        if self._dim:
+            self._dim = False
+            self._out.write(_BRIGHT)
+            if not self._last.endswith("\n"):
+                self._write("\n")
+
+    def _write(self, piece: str) -> None:
+        self._last = piece
+        self._out.write(printable(piece) if self._terminal else piece)
+        self._out.flush()
+
+
+_DIM, _BRIGHT = "\x1b[2m", "\x1b[22m"
 
 
 def printable(text: str) -> str:

@@ -34,7 +34,12 @@ def run(argv: Sequence[str]) -> int:
     given, rest = parser.parse_known_args(argv)
     with tempfile.TemporaryDirectory(prefix="triptych-demo-") as folder:
         # Beside an engine that runs already. Of two equal flags the first yields.
-        own = (f"--run-dir={folder}/run", "--port=0", f"--kv-cache-memory={_KV_CACHE_MEMORY}")
+        own = (
+            f"--run-dir={folder}/run",
+            "--port=0",
+            "--no-http",
+            f"--kv-cache-memory={_KV_CACHE_MEMORY}",
+        )
         return _demo([*own, *rest], given.prompt, given.max_tokens)
 
 

@@ -103,7 +103,13 @@ def generation(argv: Sequence[str]) -> Finding:
         stop.set()
 
     with tempfile.TemporaryDirectory(prefix="triptych-doctor-") as folder:
-        own = [f"--run-dir={folder}", "--port=0", "--host=127.0.0.1", "--log-level=warning"]
+        own = [
+            f"--run-dir={folder}",
+            "--port=0",
+            "--host=127.0.0.1",
+            "--no-http",
+            "--log-level=warning",
+        ]
         try:
             argv = [f"--kv-cache-memory={_KV_CACHE_MEMORY}", *argv, *own]
             code = serve(load_engine_settings(argv, prog="triptych doctor"), ask)

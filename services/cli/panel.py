@@ -64,6 +64,7 @@ def panel_facts(stats: Stats, run_dir: Path) -> list[tuple[str, str]]:
             f"step, {scheduler.impl} implementation",
         ),
         ("gRPC", tokenizer.address),
+        *([("HTTP", f"http://{tokenizer.http_address}/v1")] if tokenizer.http_address else []),
         ("run dir", str(run_dir)),
         ("processes", ", ".join(f"{name} {each.process.pid}" for name, each in stats.items())),
     ]
@@ -102,6 +103,8 @@ def print_processes(console: "Console", stats: Stats, run_dir: Path) -> None:
             path.name for path in run_dir.iterdir() if path.is_socket() and owns(name, path.name)
         )
         if name == TOKENIZER:
+            if each.tokenizer.http_address:
+                sockets.insert(0, f"{each.tokenizer.http_address} (HTTP, public)")
             sockets.insert(0, f"{each.tokenizer.address} (gRPC, public)")
         table.add_row(
             str(each.process.pid), name, size(each.process.resident_bytes), "\n".join(sockets)

@@ -37,6 +37,7 @@ from triptych.services.runtime.model_files import resolve_model
 from triptych.services.runtime.ports import check_port
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.runtime.settings import Settings, one_blas_thread, to_argv
+from triptych.services.tokenizer.settings import TokenizerSettings
 
 # What forked processes find imported: none of it is one service's own.
 _ALL_NEED = (
@@ -81,12 +82,19 @@ def serve(settings: EngineSettings, on_ready: OnReady) -> int:
     lock = run_dir.lock("supervisor")
     try:
         # The tokenizer would say so too, but only once all the others have loaded.
-        check_port(settings.tokenizer.host, settings.tokenizer.port)
+        _check_ports(settings.tokenizer)
         engine = _resolved(settings, run_dir)
         forked = _fork_processes(engine, lock)
         return asyncio.run(_serve(engine, run_dir, on_ready, forked))
     finally:
         os.close(lock)
+
+
+def _check_ports(tokenizer: TokenizerSettings) -> None:
+    if not tokenizer.reuse_port:
+        check_port(tokenizer.host, tokenizer.port)
+        if tokenizer.http:
+            check_port(tokenizer.http_host, tokenizer.http_port, "--http-port")
 
 
 def _resolved(settings: EngineSettings, run_dir: RunDir) -> EngineSettings:
@@ -189,10 +197,11 @@ async def _serve(
         progress.finish()
         stats = await _stats_soon(run_dir)
         # A tokenizer that is started again must come back where its clients look for it.
-        port = int(stats[TOKENIZER].tokenizer.address.rsplit(":", 1)[1])
-        supervisor.replace_spec(
-            _spec(TOKENIZER, settings.tokenizer.model_copy(update={"port": port}))
-        )
+        tokenizer = stats[TOKENIZER].tokenizer
+        ports = {"port": _port_of(tokenizer.address)}
+        if tokenizer.http_address:
+            ports["http_port"] = _port_of(tokenizer.http_address)
+        supervisor.replace_spec(_spec(TOKENIZER, settings.tokenizer.model_copy(update=ports)))
         await on_ready(stats, stop)
 
     progress.start(lambda: supervisor.pids)
@@ -200,6 +209,10 @@ async def _serve(
         return await supervisor.run(stop, ready)
     finally:
         progress.finish()
+
+
+def _port_of(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
 
 
 async def _stats_soon(run_dir: RunDir) -> Stats:

@@ -9,7 +9,7 @@ import sys
 import time
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_NOISY = ("asyncio", "grpc", "httpcore", "httpx", "huggingface_hub", "urllib3")
+_NOISY = ("asyncio", "grpc", "httpcore", "httpx", "huggingface_hub", "urllib3", "uvicorn")
 
 
 class LineFormatter(logging.Formatter):

@@ -6,8 +6,11 @@ import socket
 from triptych.services.runtime.lifecycle import StartupError
 
 
-def check_port(host: str, port: int) -> None:
-    """Raises StartupError that says why a port cannot be bound; gRPC only says that it cannot."""
+def check_port(host: str, port: int, flag: str = "--port") -> None:
+    """Raises StartupError that says why a port cannot be bound; gRPC only says that it cannot.
+
+    `flag`: the setting that the port comes from.
+    """
     if port == 0:
         return
     try:
@@ -18,5 +21,5 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        remedy = f"use another {'--host' if elsewhere else '--port'}"
+        remedy = f"use another {flag.replace('port', 'host') if elsewhere else flag}"
         raise StartupError(f"port {port} on {host}: {error.strerror or error}; {remedy}") from error

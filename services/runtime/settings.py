@@ -161,7 +161,9 @@ ENGINE_KEYS = frozenset(
     {
         *("run_dir", "log_level", "parent_pid", "heartbeat_interval", "heartbeat_timeout"),
         *("model", "served_model_name", "host", "port", "name", "seed"),
+        *("http", "http_host", "http_port", "http_max_body_bytes", "reuse_port"),
         *("max_streams", "max_unread_tokens", "max_message_bytes", "max_prompt_bytes"),
+        *("tool_call_parser", "reasoning_parser", "exclude_tools_when_tool_choice_none"),
         *("max_logprobs", "structured_output_check_seconds", "structured_output_check_memory"),
         *("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "engine_impl", "num_slots"),
         *("max_num_logits", "long_prefill_token_threshold", "scheduling_policy", "watermark"),

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from triptych.services.tokenizer.calling import Calling
 from triptych.services.tokenizer.detokenizer import IncrementalDetokenizer
+from triptych.services.tokenizer.parsed_choices import ParsedChoices
 from triptych.services.tokenizer.pieces import Piece, PromptPart, RequestUsage, parts_of
 from triptych.services.tokenizer.stream import OutputStream
 from triptych.services.tokenizer.validation import OutputParams
@@ -29,9 +31,11 @@ class AnswerStream:
         prompt: PromptPart,
         detokenizers: Sequence[IncrementalDetokenizer],
         on_wake: Callable[[], None] | None = None,
+        calling: Calling | None = None,
     ) -> None:
-        """One detokenizer for each of `best_of` choices."""
+        """One detokenizer for each of `best_of` choices. `calling`: of a chat that is parsed."""
         self._params = params
+        self._parsed = ParsedChoices(calling, params) if calling is not None else None
         self._prompt = prompt
         self._woken = asyncio.Event()
         self._on_wake = on_wake or self._woken.set
@@ -59,7 +63,7 @@ class AnswerStream:
         """
         if self._parts:
             return self._parts.popleft()
-        piece = self._take_best() if self._params.held else self._take_changed()
+        piece = self._take_sorted()
         if piece is None:
             return None
         if not self._begun and self._params.prompt_logprobs is not None:
@@ -75,6 +79,11 @@ class AnswerStream:
         self._parts.extend(rest)
         return first
 
+    @property
+    def has_more(self) -> bool:
+        """False when `take` would find nothing."""
+        return bool(self._parts or self._changed or self._best)
+
     async def next(self) -> Piece:
         """Wait for the next piece. Raises the error that ended the request."""
         while True:
@@ -88,14 +97,21 @@ class AnswerStream:
         self._changed[index] = None
         self._on_wake()
 
+    def _take_sorted(self) -> Piece | None:
+        """The next one with something in it once calls and reasoning are told from text."""
+        while True:
+            piece = self._take_best() if self._params.held else self._take_changed()
+            if piece is None or self._parsed is None or self._parsed.parse(piece):
+                return piece
+
     def _take_changed(self) -> Piece | None:
         while self._changed:
             index = next(iter(self._changed))
+            del self._changed[index]  # it gives all that it has
             piece = self.choices[index].take()
             if piece is not None:
                 piece.index = index
                 return piece
-            del self._changed[index]
         return None
 
     def _take_best(self) -> Piece | None:

@@ -1,23 +1,24 @@
 """Chat messages to the one text that the model was trained on, by the model's own Jinja template.
 
 Templates come with models from outside, so they run in Jinja's immutable sandbox, with the names
-that Hugging Face's `apply_chat_template` gives them: messages, add_generation_prompt, tools and
-documents (always none), bos_token and the like, raise_exception, strftime_now, tojson.
+that Hugging Face's `apply_chat_template` gives them: messages, tools, documents (always none),
+add_generation_prompt, bos_token and the like, raise_exception, strftime_now, tojson; and with the
+variables that a request adds (see template_variables).
 
 Special tokens that the template writes become marks (see special_marks); those spelled inside a
 message stay text. Most templates write special tokens as literals, which are marked before the
 template is compiled. Some put them together from parts (`'<|' + role + '|>'`): a trial rendering
-at start-up finds those out, and for them the messages' spellings are guarded instead. There, a
-template that searches a message for a special token does not find it.
+at start-up finds those out, and for them the spellings in messages, tools and variables are guarded
+instead. There, a template that searches a message for a special token does not find it.
 
-Bounds: MAX_MESSAGES messages, MAX_RENDERED characters of prompt, RENDER_SECONDS of rendering (see
+The trial also finds out how the template takes turns with tool calls (see TurnForm).
+
+Bounds: those of chat_messages, MAX_RENDERED characters of prompt, RENDER_SECONDS of rendering (see
 template_sandbox). Rendering is thread-safe.
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 import jinja2
@@ -25,6 +26,22 @@ from jinja2 import nodes
 
 from triptych.engine_core.errors import InvalidRequest
 from triptych.services.runtime.lifecycle import StartupError
+from triptych.services.tokenizer.chat_messages import (
+    ChatMessage,
+    ChatOptions,
+    TurnForm,
+    check_messages,
+    guarded_json,
+    tool_of,
+    turn_of,
+)
+from triptych.services.tokenizer.chat_trials import (
+    FORMS,
+    TRIALS,
+    TRIALS_OF_CALLS,
+    Trial,
+    shows_the_call,
+)
 from triptych.services.tokenizer.special_marks import SpecialMarks
 from triptych.services.tokenizer.template_sandbox import (
     CLOCK,
@@ -33,26 +50,15 @@ from triptych.services.tokenizer.template_sandbox import (
     TemplateSandbox,
 )
 
-MAX_MESSAGES = 4096
 MAX_RENDERED = 64 << 20
 RENDER_SECONDS = 5.0
 _MAX_SOURCE = 1 << 20
-_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # Whatever a template's own operations may raise on messages it did not expect.
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
     ValueError,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn. A template sees `name` only when it is not empty."""
-
-    role: str
-    content: str
-    name: str = ""
 
 
 class ChatTemplate:
@@ -66,18 +72,18 @@ class ChatTemplate:
         self._marks = marks
         self._variables = {name: marks.marked(text) for name, text in variables.items()}
         self._template = _compiled(source, marks)
+        self._from_parts = False
+        self._form = self._form_of_calls()
         self._from_parts = self._writes_tokens_from_parts()
 
-    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+    def render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
         """The prompt, with marks for special tokens.
 
         Raises InvalidRequest naming `messages` when the template refuses them or a bound is passed.
         """
-        _check(messages)
-        guarded = self._marks.guarded if self._from_parts else str
-        turns = [_turn(each, guarded) for each in messages]
+        check_messages(messages)
         try:
-            text = self._run(turns, add_generation_prompt, RenderClock(RENDER_SECONDS))
+            text = self._run(messages, options, self._form)
         except OutOfTime as error:
             raise InvalidRequest("messages", _too_long()) from error
         except _TEMPLATE_FAULTS as error:
@@ -85,66 +91,70 @@ class ChatTemplate:
             raise InvalidRequest(
                 "messages", f"the chat template refuses them: {reason:.500}"
             ) from error
+        if options.continue_final_message:
+            text = self._left_open(text, messages[-1])
         if self._from_parts:
             text = self._marks.without_guards(self._marks.marked(text))
         return text
 
-    def _run(
-        self, turns: Sequence[Mapping[str, str]], add_generation_prompt: bool, clock: RenderClock
-    ) -> str:
+    def _run(self, messages: Sequence[ChatMessage], options: ChatOptions, form: TurnForm) -> str:
+        guarded = self._marks.guarded if self._from_parts else str
+        turns = [turn_of(each, form, guarded) for each in messages]
+        if options.continue_final_message:
+            # The blank shows whether the template trims.
+            turns[-1]["content"] = f"{turns[-1]['content']}{self._marks.end_of_content} "
+        variables = {
+            name: guarded_json(value, guarded) for name, value in options.variables.items()
+        }
+        clock = RenderClock(RENDER_SECONDS)
         parts = self._template.generate(
+            variables,
             messages=turns,
-            tools=None,
+            tools=[tool_of(each, guarded) for each in options.tools] or None,
             documents=None,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=options.add_generation_prompt,
             **self._variables,
             **{CLOCK: clock},
         )
         return "".join(_bounded(parts, clock))
 
-    def _writes_tokens_from_parts(self) -> bool:
-        words = {
-            role: {"role": role, "content": "words"}
-            for role in ("system", "user", "assistant", "tool")
-        }
-        clock = RenderClock(RENDER_SECONDS)
-        for roles in (
-            ("user",),
-            ("system", "user", "assistant", "user"),
-            ("user", "assistant", "tool"),
-        ):
-            try:
-                text = self._run([words[role] for role in roles], True, clock)
-            except jinja2.exceptions.SecurityError as error:
-                raise StartupError(f"the chat template is not safe: {error}") from error
-            except OutOfTime as error:
-                raise StartupError(_too_long()) from error
-            except (InvalidRequest, *_TEMPLATE_FAULTS):
-                continue  # not every template takes every order of roles
-            if self._marks.spells_any(text):
-                return True
-        return False
-
-
-def _check(messages: Sequence[ChatMessage]) -> None:
-    if not messages:
-        raise InvalidRequest("messages", "is empty; at least 1 message is needed")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequest("messages", f"{len(messages)} messages, at most {MAX_MESSAGES}")
-    for index, message in enumerate(messages):
-        # Roles may become part of a special token, so they are never free text.
-        if not _ROLE.fullmatch(message.role):
+    def _left_open(self, text: str, last: ChatMessage) -> str:
+        """Cut behind the last message's content, as `apply_chat_template` does."""
+        mark = self._marks.end_of_content
+        content = self._marks.guarded(last.content) if self._from_parts else last.content
+        end = text.rfind(mark)
+        if end < 0 or content.strip() not in text:
             raise InvalidRequest(
-                f"messages[{index}].role",
-                f"{message.role!r:.80} is not 1 to 64 letters, digits or any of _ . -",
+                "continue_final_message",
+                "the chat template does not show the last message as it is",
             )
+        kept = text[end:].startswith(f"{mark} ")
+        opened = text[:end].replace(f"{mark} ", "").replace(mark, "")
+        return opened if kept else opened.rstrip()
 
+    def _tried(self, trial: Trial, form: TurnForm) -> str | None:
+        """A trial's text; None where the template does not take it. Raises StartupError."""
+        try:
+            return self._run(trial.messages, trial.options, form)
+        except jinja2.exceptions.SecurityError as error:
+            raise StartupError(f"the chat template is not safe: {error}") from error
+        except OutOfTime as error:
+            raise StartupError(_too_long()) from error
+        except (InvalidRequest, *_TEMPLATE_FAULTS):
+            return None  # not every template takes every order of roles
 
-def _turn(message: ChatMessage, guarded: Callable[[str], str]) -> dict[str, str]:
-    turn = {"role": message.role, "content": guarded(message.content)}
-    if message.name:
-        turn["name"] = guarded(message.name)
-    return turn
+    def _writes_tokens_from_parts(self) -> bool:
+        texts = (self._tried(trial, self._form) for trial in (*TRIALS, *TRIALS_OF_CALLS))
+        return any(text is not None and self._marks.spells_any(text) for text in texts)
+
+    def _form_of_calls(self) -> TurnForm:
+        """The form in which the template shows a call whole, OpenAI's first."""
+        for form in FORMS:
+            for trial in TRIALS_OF_CALLS:
+                text = self._tried(trial, form)
+                if text is not None and shows_the_call(text):
+                    return form
+        return TurnForm()
 
 
 def _too_long() -> str:

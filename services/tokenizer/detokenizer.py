@@ -70,7 +70,7 @@ class IncrementalDetokenizer:
 
     `prompt_ids` decide only whether the output stands at the start of the text: after a prompt, a
     first word keeps its blank, so that prompt and output can be joined. `as_matched`: it keeps it
-    anyhow, since a grammar has counted it.
+    anyhow, since a grammar has counted it. `kept`: special tokens that are never left out.
     """
 
     def __init__(
@@ -80,15 +80,20 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         prompt_ids: Sequence[int] = (),
         as_matched: bool = False,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         table = tokenizer.piece_table
-        skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        skipped = frozenset[int]()
+        if skip_special_tokens:
+            special = tokenizer.special_token_ids
+            skipped = special - kept if kept else special
         self._stream: _PieceText | _WindowText
         if table is not None:
             first = FirstPiece.AS_IT_IS if as_matched else table.first
             self._stream = _PieceText(PieceTable(table.pieces, first), skipped, prompt_ids)
         else:
-            self._stream = _WindowText(tokenizer, skip_special_tokens, prompt_ids)
+            # Such a decoder leaves out all of them, or none.
+            self._stream = _WindowText(tokenizer, skip_special_tokens and not kept, prompt_ids)
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; may be empty."""
@@ -111,18 +116,21 @@ class _PieceText:
         self, table: PieceTable, skipped: Container[int], prompt_ids: Sequence[int]
     ) -> None:
         self._pieces = table.pieces
+        self._size = len(table.pieces)
         self._first = table.first
         self._skipped = skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = table.first is not FirstPiece.AS_IT_IS and not self._has_text(prompt_ids)
 
     def push(self, token_ids: Iterable[int]) -> str:
-        pieces = self._pieces
+        pieces, size = self._pieces, self._size
         data = bytearray()
         for token_id in token_ids:
-            if token_id in self._skipped or not 0 <= token_id < len(pieces):
+            if token_id in self._skipped or not 0 <= token_id < size:
                 continue
             data += self._first_piece(pieces[token_id]) if self._at_start else pieces[token_id]
+        if data.isascii() and not self._utf8.getstate()[0]:
+            return data.decode("ascii")  # nothing is begun and nothing begins
         return self._utf8.decode(bytes(data))
 
     def piece(self, token_id: int) -> bytes:

@@ -36,6 +36,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts:
         unk_token_id=backend.token_to_id(unk) if unk else None,
         special_tokens=named,
         chat_template=_chat_template(folder, config),
+        tool_template=_tool_template(folder, config),
     )
 
 
@@ -164,15 +165,35 @@ def _eos_ids(
 
 def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
     """chat_template.jinja, else the config's: a string, or a list of which "default" is meant."""
-    path = folder / "chat_template.jinja"
+    own = _template_file(folder / "chat_template.jinja")
+    if own is not None:
+        return own
+    value = config.get("chat_template")
+    return _named_template(value, "default") if isinstance(value, list) else _source(value)
+
+
+def _tool_template(folder: Path, config: Mapping[str, object]) -> str | None:
+    """The one named "tool_use", which transformers takes for chats with tools."""
+    if (folder / "chat_template.jinja").is_file():  # then the list in the config is an older one
+        return _template_file(folder / "additional_chat_templates" / "tool_use.jinja")
+    return _named_template(config.get("chat_template"), "tool_use")
+
+
+def _template_file(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        pass
+        return None
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"{path}: {error}") from error
-    value = config.get("chat_template")
-    if isinstance(value, list):
-        named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
-        value = named.get("default")
+
+
+def _named_template(value: object, name: str) -> str | None:
+    if not isinstance(value, list):
+        return None
+    named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
+    return _source(named.get(name))
+
+
+def _source(value: object) -> str | None:
     return value if isinstance(value, str) and value else None

@@ -89,6 +89,7 @@ def _read(file: GgufFile) -> TokenizerParts:
         unk_token_id=named.get("unk_token"),
         special_tokens={name: vocabulary.tokens[each] for name, each in named.items()},
         chat_template=file.text("tokenizer.chat_template") or None,
+        tool_template=file.text("tokenizer.chat_template.tool_use") or None,
     )
 
 

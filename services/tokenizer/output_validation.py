@@ -37,9 +37,7 @@ def output_params(
         known = ", ".join(str(value) for value in inference_pb2.OutputFormat.values())
         raise InvalidRequest("output_format", f"{output_format} is none of {known}")
     eos = () if raw.ignore_eos else model.eos_token_ids
-    ends = None
-    if raw.HasField("structured_output"):
-        ends = frozenset((*raw.stop_token_ids, *model.eos_token_ids))
+    ends = end_token_ids(raw, model) if raw.HasField("structured_output") else None
     n, best_of = choices_wished(raw)
     return OutputParams(
         stop=tuple(dict.fromkeys(raw.stop)),
@@ -59,6 +57,11 @@ def output_params(
         prompt_logprobs=wished_logprobs(raw, "prompt_logprobs", model),
         echo=echo,
     )
+
+
+def end_token_ids(raw: common_pb2.SamplingParams, model: ServedModel) -> frozenset[int]:
+    """The tokens that only end a text, where a grammar may end it with another."""
+    return frozenset((*raw.stop_token_ids, *model.eos_token_ids))
 
 
 def check_held(

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from triptych.engine_core.errors import InvalidRequest
 from triptych.engine_core.step import FinishReason
+from triptych.services.tokenizer.chat_output import CallDelta
 from triptych.services.tokenizer.detokenizer import IncrementalDetokenizer
 from triptych.services.tokenizer.tokenizer import Tokenizer
 from triptych.services.transport.step_outputs import TokenLogprobs
+from triptych.v1 import common_pb2
 
 MAX_ALTERNATIVES = 1 << 14
 """In one response: about half a mebibyte, and some 20 ms to make."""
@@ -37,6 +39,7 @@ class Piece:
 
     `finish`, `completion_tokens` and `score` are set on the choice's last one, `usage` on the last
     one of the request. `new_tokens`: sampled tokens since the last piece, delivered as ids or not.
+    `reasoning` and `calls`: of a chat, what is not `text`. `called`: calls are why it ended.
     """
 
     text: str = ""
@@ -50,7 +53,18 @@ class Piece:
     prompt_logprobs: Sequence[LoggedToken] = ()
     score: float | None = None
     usage: RequestUsage | None = None
+    reasoning: str = ""
+    calls: Sequence[CallDelta] = ()
+    called: bool = False
     new_tokens: int = field(default=0, compare=False)
+
+    @property
+    def finish_reason(self) -> common_pb2.FinishReason.ValueType:
+        """As on the wire."""
+        if self.called:
+            return common_pb2.FINISH_REASON_TOOL_CALLS
+        # engine_core's numbers are the wire's; a test holds them together
+        return common_pb2.FinishReason.ValueType(self.finish or 0)
 
 
 class PromptPart:

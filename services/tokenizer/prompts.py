@@ -8,17 +8,18 @@ the event loop: a caller that goes meanwhile takes its text along, and nothing i
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from triptych.engine_core.errors import NotSupported, TooLong
-from triptych.services.tokenizer.chat_template import ChatMessage
+from triptych.services.tokenizer.chat_input import ChatInput
 from triptych.services.tokenizer.tokenizer import Tokenizer
 from triptych.services.tokenizer.validation import TokenArray, token_array
-from triptych.v1 import inference_pb2
 
 _THREADS = 2
 _INLINE_CHARACTERS = 4096  # about a millisecond
 _PROBE_CHARACTERS = 1 << 16
+_END_TOKENS = 100
 _PROBE_PER_TOKEN = 16  # of a text at this many characters per token, a probe tells nothing
 
 Result = TypeVar("Result")
@@ -44,24 +45,25 @@ class Prompts:
 
         return await self._run(len(text), read)
 
-    async def chat(
-        self,
-        messages: Sequence[inference_pb2.ChatMessage],
-        add_generation_prompt: bool,
-        max_model_len: int | None,
-    ) -> TokenArray:
+    async def chat(self, chat: ChatInput, max_model_len: int | None) -> TokenArray:
         """u32 [n] of a chat. Raises NotSupported, TooLong, or InvalidRequest by the template."""
         if not self._tokenizer.has_chat_template:
             raise NotSupported("the model has no chat template; use Generate with a prompt")
-        turns = [ChatMessage(each.role, each.content, each.name) for each in messages]
 
         def read() -> TokenArray:
-            self._probe("messages", [turn.content for turn in turns], max_model_len)
-            ids = self._tokenizer.encode_chat(turns, add_generation_prompt=add_generation_prompt)
-            return token_array(ids)
+            self._probe("messages", [each.content for each in chat.messages], max_model_len)
+            # Of calls, thoughts and tools, a template may show some or none: it is asked first.
+            check = partial(self._probe_rendered, max_model_len)
+            return token_array(self._tokenizer.encode_chat(chat.messages, chat.options, check))
 
-        size = sum(len(turn.role) + len(turn.content) + len(turn.name) for turn in turns)
+        # What variables make a template do, nobody knows: not on the event loop.
+        size = max(chat.size, _INLINE_CHARACTERS + 1) if chat.options.variables else chat.size
         return await self._run(size, read)
+
+    def end_of(self, token_ids: TokenArray) -> str:
+        """The last characters of a prompt, special tokens spelled out."""
+        ids: list[int] = token_ids[-_END_TOKENS:].tolist()
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     async def detokenize(self, token_ids: TokenArray, skip_special_tokens: bool) -> str:
         """The text of the tokens."""
@@ -73,6 +75,9 @@ class Prompts:
     def close(self) -> None:
         """Wait for nothing; what still waits is dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _probe_rendered(self, max_model_len: int | None, text: str) -> None:
+        self._probe("messages", (text,), max_model_len)
 
     def _probe(self, field: str, texts: Sequence[str], max_model_len: int | None) -> None:
         """Refuse what has twice the tokens of the context in its first part alone.

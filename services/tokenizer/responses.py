@@ -24,10 +24,21 @@ class Responses:
 
     def response_of(self, kind: type[Response], piece: Piece) -> Response:
         """One response."""
+        response = kind()
+        self.fill(response, piece)
+        return response
+
+    def fill(
+        self, response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse, piece: Piece
+    ) -> None:
+        """The same into an empty message."""
         output = self._output
-        response = kind(index=piece.index)
+        if piece.index:
+            response.index = piece.index
         if output.text:
             response.text = piece.text
+            if isinstance(response, inference_pb2.ChatResponse):
+                _add_chat(response, piece)
         if output.token_ids:
             response.token_ids.extend(piece.token_ids)
         if piece.logprobs:
@@ -37,15 +48,13 @@ class Responses:
             response.prompt_logprobs.extend(rows)
         if piece.finish is not None:
             self._end(response, piece)
-        return response
 
     def _end(
         self,
         response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse,
         piece: Piece,
     ) -> None:
-        # engine_core's numbers are the wire's; a test holds them together
-        response.finish_reason = common_pb2.FinishReason.ValueType(piece.finish or 0)
+        response.finish_reason = piece.finish_reason
         if piece.stop_string is not None:
             response.stop_string = piece.stop_string
         elif piece.stop_token_id is not None:
@@ -90,3 +99,11 @@ class Responses:
                 text=self._tokenizer.token_text(token_id),
                 logprob=logprob,
             )
+
+
+def _add_chat(response: inference_pb2.ChatResponse, piece: Piece) -> None:
+    response.reasoning = piece.reasoning
+    for call in piece.calls:
+        response.tool_calls.add(
+            index=call.index, id=call.id, name=call.name, arguments=call.arguments
+        )

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 
+import triptych
 from triptych.services.runtime.control_server import ControlServer
 from triptych.services.runtime.health import Health
 from triptych.services.runtime.lifecycle import StartupError
@@ -14,9 +16,11 @@ from triptych.services.runtime.process_stats import process_stats
 from triptych.services.runtime.reflection import add_reflection
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.tokenizer.admission import Admission
-from triptych.services.tokenizer.generation import Generation
+from triptych.services.tokenizer.calling import parsers_of
+from triptych.services.tokenizer.generation import Generation, GenerationRules
 from triptych.services.tokenizer.grammar_checker import GrammarChecker
 from triptych.services.tokenizer.grammar_process import CheckLimits
+from triptych.services.tokenizer.http_port import HttpPort, SchedulerStats
 from triptych.services.tokenizer.scheduler_client import Beats, SchedulerClient
 from triptych.services.tokenizer.servicer import INFERENCE_SERVICE, InferenceServicer
 from triptych.services.tokenizer.settings import TokenizerSettings
@@ -25,11 +29,15 @@ from triptych.services.tokenizer.structured import StructuredOutputs
 from triptych.services.tokenizer.tokenizer import Tokenizer
 from triptych.v1 import control_pb2, inference_pb2_grpc, stage_pb2
 
+if TYPE_CHECKING:
+    from triptych.services.tokenizer.openai_http.door import Door
+
 _STOP_GRACE = 0.5  # for what is still open after the drain: watchers, sessions without requests
 # On one connection, beyond max_streams. HTTP/2 resets a stream above its limit without a reason,
 # and a client learns of the limit only after its first requests: a burst must reach the admission,
 # which refuses with a retry hint.
 _MORE_STREAMS = 1 << 16
+_MORE_CONNECTIONS = 1024  # over HTTP, beyond max_streams: pooled, asking for health
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +73,16 @@ class TokenizerService:
         limits = CheckLimits(
             settings.structured_output_check_seconds, settings.structured_output_check_memory
         )
-        self._structured = StructuredOutputs(model.tokenizer, GrammarChecker(limits))
+        parsers = parsers_of(
+            settings.tool_call_parser,
+            settings.reasoning_parser,
+            model.tokenizer.chat_template_source,
+        )
+        self._structured = StructuredOutputs(
+            model.tokenizer,
+            GrammarChecker(limits),
+            model.tokenizer.special_ids(parsers.markers),
+        )
         self.client = SchedulerClient(
             run_dir.scheduler_endpoint,
             hello,
@@ -80,17 +97,30 @@ class TokenizerService:
             self.client,
             self._structured,
             self._counters,
-            seed=settings.seed,
-            max_unread_tokens=settings.max_unread_tokens,
-            max_logprobs=settings.max_logprobs,
+            GenerationRules(
+                seed=settings.seed,
+                max_unread_tokens=settings.max_unread_tokens,
+                max_logprobs=settings.max_logprobs,
+                parsers=parsers,
+                hide_uncallable_tools=settings.exclude_tools_when_tool_choice_none,
+            ),
         )
         self._server = self._public_server()
+        self._scheduler_stats = SchedulerStats(run_dir)
+        self._http = HttpPort(self._door, triptych.__version__, self._http_failed)
 
     async def start(self) -> None:
         """Bind, serve, and connect. NOT_SERVING until the engine is ready. Raises StartupError."""
         host, port = self._settings.host, self._settings.port
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        check_port(host, port)
+        if not self._settings.reuse_port:
+            check_port(host, port)
+        if self._settings.http:
+            self._http.bind(
+                self._settings.http_host,
+                self._settings.http_port,
+                shared=self._settings.reuse_port,
+            )
         try:
             bound = self._server.add_insecure_port(target)
         except RuntimeError as error:
@@ -99,6 +129,7 @@ class TokenizerService:
         await self._control.start()
         await self._server.start()
         self.client.start()
+        self._http.open_soon()
         _log.info("listening", extra={"address": self.address})
 
     async def stop(self, grace: float) -> None:
@@ -108,7 +139,8 @@ class TokenizerService:
         self._health.close()
         if not await self._admission.drain(grace):
             _log.warning("requests cut off", extra={"requests": self._admission.running})
-        await self._server.stop(_STOP_GRACE)
+        await asyncio.gather(self._server.stop(_STOP_GRACE), self._http.stop())
+        await self._scheduler_stats.close()
         self.client.stop()
         await self._control.stop()
         self._generation.prompts.close()
@@ -130,6 +162,7 @@ class TokenizerService:
                 scheduler_connected=self.client.connected,
                 drain_seconds_total=counters.drain_seconds_total,
                 drains_total=counters.drains_total,
+                http_address=self._http.address,
             ),
         )
 
@@ -137,6 +170,27 @@ class TokenizerService:
         serving = self.client.serving and not self._draining
         self._health.set_serving(serving)
         self._control.set_serving(serving)
+        if serving:
+            self._http.engine_ready()
+
+    def _door(self) -> "Door":
+        from triptych.services.tokenizer.openai_http.door import Door, HttpLimits
+
+        return Door(
+            generation=self._generation,
+            admission=self._admission,
+            counters=self._counters,
+            limits=HttpLimits(
+                self._settings.http_max_body_bytes, self._settings.max_streams + _MORE_CONNECTIONS
+            ),
+            serving=lambda: self._health.serving,
+            stats=self.stats,
+            scheduler_stats=self._scheduler_stats.read,
+        )
+
+    def _http_failed(self, error: BaseException) -> None:
+        if not self.client.ended.done():
+            self.client.ended.set_exception(error)
 
     def _public_server(self) -> grpc.aio.Server:
         limit = self._settings.max_message_bytes
@@ -144,7 +198,7 @@ class TokenizerService:
         server = grpc.aio.server(
             options=[
                 # An old process and a new one would share the port in silence.
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(self._settings.reuse_port)),
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", limit),
                 ("grpc.max_concurrent_streams", streams),

@@ -14,7 +14,6 @@ from triptych.services.tokenizer.responses import Response
 from triptych.services.tokenizer.session import Session
 from triptych.services.tokenizer.stats import Counters
 from triptych.services.tokenizer.validation import (
-    TokenArray,
     ValidRequest,
     check_model,
     check_size,
@@ -87,11 +86,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Text or chat to ids."""
         async with rpc_errors(context):
             with self._admission.admit(request.ByteSize()):
-                check_model(request.model, self._generation.names)
-                limit = self._generation.facts().max_model_len
-                token_ids = await self._tokenized(request, limit)
+                token_ids = await self._generation.tokenized(request)
                 answer = inference_pb2.TokenizeResponse(
-                    token_ids=token_ids.tolist(), max_model_len=limit
+                    token_ids=token_ids.tolist(),
+                    max_model_len=self._generation.facts().max_model_len,
                 )
                 self._check_size(answer, "messages" if request.messages else "text")
                 return answer
@@ -152,7 +150,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 finished = piece.usage is not None
                 self._counters.responses_total += 1
                 self._counters.tokens_total += piece.new_tokens
-                await context.write(running.responses.response_of(kind, piece))
+                await context.write(running.response(kind, piece))
 
     def _check_size(
         self,
@@ -165,21 +163,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             raise InvalidRequest(
                 field, f"its answer of {size} bytes is above max_message_bytes {limit}"
             )
-
-    async def _tokenized(
-        self, request: inference_pb2.TokenizeRequest, max_model_len: int
-    ) -> TokenArray:
-        prompts = self._generation.prompts
-        if not request.messages:
-            check_size(len(request.text), "text", max_model_len)
-            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            return await prompts.text(request.text, special, None)
-        if request.text:
-            raise InvalidRequest("text", "it is set together with messages; set one of them")
-        size = sum(len(each.role + each.content + each.name) for each in request.messages)
-        check_size(size, "messages", max_model_len)
-        opened = request.add_generation_prompt or not request.HasField("add_generation_prompt")
-        return await prompts.chat(request.messages, opened, None)
 
 
 def _check_deadline(remaining: float | None) -> None:

@@ -29,6 +29,7 @@ _RESPONSE_BYTES = 1 << 20  # clients take 4 MiB by default
 class _Entry:
     running: Running
     closing: ExitStack
+    is_chat: bool
 
 
 class Session:
@@ -91,7 +92,7 @@ class Session:
         try:
             with ExitStack() as stack:
                 running = await self._admitted(start, stack)
-                self._entries[start.id] = _Entry(running, stack.pop_all())
+                self._entries[start.id] = _Entry(running, stack.pop_all(), start.HasField("chat"))
         except RequestError as error:
             self._error(start.id, to_status(error))
         except Exception as error:  # the top of this request; the others go on
@@ -132,34 +133,40 @@ class Session:
         while self._changed and size < _RESPONSE_BYTES:
             request_id = next(iter(self._changed))
             del self._changed[request_id]
-            event = self._event(request_id)
-            if event is not None:
-                size += event.ByteSize()
-                response.events.append(event)
-                if request_id in self._entries:
-                    self._changed[request_id] = None  # of another choice there may be more
+            if added := self._add_event(request_id, response):
+                size += added
+                entry = self._entries.get(request_id)
+                if entry is not None and entry.running.stream.has_more:
+                    self._changed[request_id] = None  # of another choice
         if not response.events:
             return None
         self._counters.responses_total += 1
         return response
 
-    def _event(self, request_id: int) -> inference_pb2.SessionEvent | None:
+    def _add_event(self, request_id: int, response: inference_pb2.SessionResponse) -> int:
+        """About how many bytes it is; 0 when nothing happened."""
         entry = self._entries.get(request_id)
         if entry is None:
-            return None
+            return 0
         running = entry.running
         try:
             piece = running.stream.take()
         except RequestError as error:
             self._close(request_id)
-            return _error_event(request_id, to_status(error))
+            response.events.append(_error_event(request_id, to_status(error)))
+            return response.events[-1].ByteSize()
         if piece is None:
-            return None
+            return 0
         self._counters.tokens_total += piece.new_tokens
         if piece.usage is not None:
             self._close(request_id)
-        output = running.responses.response_of(inference_pb2.GenerateResponse, piece)
-        return inference_pb2.SessionEvent(id=request_id, output=output)
+        event = response.events.add(id=request_id)
+        target = event.chat if entry.is_chat else event.output
+        target.SetInParent()  # of a piece of which nothing is wanted too
+        running.fill(target, piece)
+        if piece.logprobs or piece.prompt_logprobs or entry.is_chat:
+            return event.ByteSize()  # which costs as much as making it
+        return 64 + 4 * len(piece.text) + 5 * len(piece.token_ids)
 
     def _close(self, request_id: int) -> None:
         self._entries.pop(request_id).closing.close()

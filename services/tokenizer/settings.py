@@ -33,11 +33,53 @@ class TokenizerSettings(HeartbeatSettings):
         description="public gRPC port; 0 takes a free one",
         json_schema_extra=flag("Public endpoint"),
     )
+    http: bool = Field(
+        default=True,
+        description="serve OpenAI-style HTTP beside gRPC",
+        json_schema_extra=flag("Public endpoint"),
+    )
+    http_host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="address that the HTTP port listens on; 0.0.0.0 for all",
+        json_schema_extra=flag("Public endpoint"),
+    )
+    http_port: int = Field(
+        default=8000,
+        ge=0,
+        le=65535,
+        description="HTTP port; 0 takes a free one",
+        json_schema_extra=flag("Public endpoint"),
+    )
+    reuse_port: bool = Field(
+        default=False,
+        description="share both ports with other tokenizer processes (SO_REUSEPORT)",
+        json_schema_extra=flag("Public endpoint"),
+    )
     name: str = Field(
         default="tokenizer-0",
         pattern=r"^tokenizer-[0-9]{1,3}$",
         description="name of this tokenizer process within its engine",
         json_schema_extra=flag("Process"),
+    )
+    tool_call_parser: str = Field(
+        default="auto",
+        pattern=r"^[a-z0-9_]{1,64}$",
+        description="how the model writes tool calls: auto (as its chat template says), none, or a"
+        " parser's name",
+        json_schema_extra=flag("Chat"),
+    )
+    reasoning_parser: str = Field(
+        default="auto",
+        pattern=r"^[a-z0-9_]{1,64}$",
+        description="how the model writes what it thinks: auto (as its chat template says), none,"
+        " or a parser's name",
+        json_schema_extra=flag("Chat"),
+    )
+    exclude_tools_when_tool_choice_none: bool = Field(
+        default=False,
+        description="do not show a request's tools to the model when its tool_choice is none",
+        json_schema_extra=flag("Chat"),
     )
     max_streams: int = Field(
         default=1024,
@@ -65,6 +107,13 @@ class TokenizerSettings(HeartbeatSettings):
         ge=1024,
         le=1 << 30,
         description="largest gRPC message taken from a client",
+        json_schema_extra=flag("Limits", unit="bytes", default="16MiB"),
+    )
+    http_max_body_bytes: Bytes = Field(
+        default=16 << 20,
+        ge=1024,
+        le=1 << 30,
+        description="largest body of an HTTP request; larger ones are refused with 413",
         json_schema_extra=flag("Limits", unit="bytes", default="16MiB"),
     )
     max_prompt_bytes: Bytes = Field(
@@ -110,5 +159,10 @@ class TokenizerSettings(HeartbeatSettings):
             raise ValueError(
                 f"max_prompt_bytes: {self.max_prompt_bytes} must be at least max_message_bytes "
                 f"({self.max_message_bytes})"
+            )
+        if self.http and self.max_prompt_bytes < self.http_max_body_bytes:
+            raise ValueError(
+                f"max_prompt_bytes: {self.max_prompt_bytes} must be at least http_max_body_bytes "
+                f"({self.http_max_body_bytes})"
             )
         return self

@@ -20,7 +20,8 @@ _NONCE_DIGITS = 39  # 128 bits
 
 
 class SpecialMarks:
-    """The marks of one tokenizer. `guard` and `nothing` are two more that stand for no token.
+    """The marks of one tokenizer. `nothing` and `end_of_content` are two more that stand for no
+    token: what guards a spelling, and where a message that is left open ends.
 
     Marks are digits only, so that trim, upper, tojson and the like leave them alone.
     """
@@ -33,6 +34,7 @@ class SpecialMarks:
         self._spelled = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
         self._marked = re.compile(rf"{nonce}\d{{6}}")
         self.nothing = f"{nonce}999999"
+        self.end_of_content = f"{nonce}999998"
 
     def marked(self, text: str) -> str:
         """With a mark for every special token that the text spells, the longest first."""

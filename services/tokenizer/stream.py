@@ -146,6 +146,9 @@ class OutputStream:
 
     def _add(self, text: str) -> bool:
         """Whether a stop string ended the output with this text."""
+        if not self._params.stop:
+            self._pending.text += text
+            return False
         armed = self.completion_tokens >= self._params.min_tokens
         released = self._stop_strings.push(text, armed=armed)
         self._pending.text += released.text

@@ -15,8 +15,15 @@ _FIELD = "sampling_params.structured_output"
 class StructuredOutputs:
     """What the process knows of grammars. Runs on the event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, checker: GrammarChecker) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        checker: GrammarChecker,
+        matched: frozenset[int] = frozenset(),
+    ) -> None:
+        """`matched`: special tokens whose text grammars may match."""
         self._tokenizer = tokenizer
+        self._matched = matched
         self._checker = checker
         self._vocabulary: stage_pb2.Vocabulary | None = None
 
@@ -29,11 +36,15 @@ class StructuredOutputs:
             return ""
         if raw.HasField("beam"):
             raise InvalidRequest(_FIELD, "beside beam: hypotheses are not masked by it")
+        return await self.grammar_of(raw.structured_output)
+
+    async def grammar_of(self, form: common_pb2.StructuredOutput) -> str:
+        """The grammar of a form. Raises what `grammar` raises."""
         if self._tokenizer.piece_table is None:
             raise NotSupported(
                 f"{_FIELD}: the tokenizer of this model has no text of single tokens to match"
             )
-        grammar = await self._checker.grammar(raw.structured_output)
+        grammar = await self._checker.grammar(form)
         if self._vocabulary is None:
             # Hundreds of thousands of tokens: the loop has other things to do meanwhile.
             await asyncio.to_thread(self.vocabulary)
@@ -42,7 +53,7 @@ class StructuredOutputs:
     def vocabulary(self) -> stage_pb2.Vocabulary:
         """The bytes of every token, made once. Raises InvalidRequest when they are too many."""
         if self._vocabulary is None:
-            self._vocabulary = vocabulary_message(vocabulary_of(self._tokenizer))
+            self._vocabulary = vocabulary_message(vocabulary_of(self._tokenizer, self._matched))
         return self._vocabulary
 
     def close(self) -> None:
@@ -50,11 +61,12 @@ class StructuredOutputs:
         self._checker.close()
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Of a tokenizer that has a piece table."""
+def vocabulary_of(tokenizer: Tokenizer, matched: frozenset[int] = frozenset()) -> Vocabulary:
+    """Of a tokenizer that has a piece table. `matched`: special tokens that are text here."""
     ends = sorted(tokenizer.eos_token_ids)
+    special = tokenizer.special_token_ids - matched
     return Vocabulary(
         tokens=tuple(map(tokenizer.token_bytes, range(tokenizer.vocabulary_size))),
-        special_token_ids=tuple(sorted({*tokenizer.special_token_ids, *ends})),
+        special_token_ids=tuple(sorted({*special, *ends})),
         eos_token_ids=tuple(ends),
     )

@@ -8,11 +8,12 @@ rendered chat gets no special tokens added, and a raw text that begins with them
 Every method is thread-safe. Knows nothing of requests, streams or sockets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from triptych.engine_core.errors import InvalidRequest
 from triptych.services.runtime.model_files import ModelFiles
-from triptych.services.tokenizer.chat_template import ChatMessage, ChatTemplate
+from triptych.services.tokenizer.chat_messages import ChatMessage, ChatOptions
+from triptych.services.tokenizer.chat_template import ChatTemplate
 from triptych.services.tokenizer.detokenizer import (
     IncrementalDetokenizer,
     PieceTable,
@@ -30,6 +31,9 @@ def load_tokenizer(files: ModelFiles) -> "Tokenizer":
     if files.kind == "gguf":
         return Tokenizer(read_gguf_tokenizer(files.path))
     return Tokenizer(read_folder_tokenizer(files.path))
+
+
+_PLAIN = ChatOptions()
 
 
 class Tokenizer:
@@ -50,13 +54,15 @@ class Tokenizer:
             if token.special
         }
         self._special = frozenset(special.values())
+        self._special_by_text = special
         self._pieces = build_piece_table(self._backend, parts.vocabulary_size)
         self._prefix, self._suffix = self._added_around()
-        marks = SpecialMarks(special)
+        self._marks = marks = SpecialMarks(special)
         self._marked = MarkedEncoder(self._backend, marks)
-        self._template: ChatTemplate | None = None
-        if parts.chat_template is not None:
-            self._template = ChatTemplate(parts.chat_template, parts.special_tokens, marks)
+        self.chat_template_source = parts.tool_template or parts.chat_template or ""
+        """Jinja, of the template for chats with tools where there are two; "" for none."""
+        self._template = _template(parts.chat_template, parts, marks)
+        self._tool_template = _template(parts.tool_template, parts, marks) or self._template
 
     @property
     def has_chat_template(self) -> bool:
@@ -67,6 +73,11 @@ class Tokenizer:
     def special_token_ids(self) -> frozenset[int]:
         """Ids that `skip_special_tokens` leaves out of the text."""
         return self._special
+
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """Those of the texts that are special tokens."""
+        known = self._special_by_text
+        return frozenset(known[text] for text in texts if text in known)
 
     @property
     def piece_table(self) -> PieceTable | None:
@@ -89,17 +100,24 @@ class Tokenizer:
         return [*prefix, *ids, *suffix]
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        options: ChatOptions = _PLAIN,
+        check: Callable[[str], None] | None = None,
     ) -> list[int]:
         """Token ids of the rendered chat. Special tokens come from the template only.
 
-        Raises InvalidRequest naming `messages`: refused by the template, or no template at all.
+        `check` gets the rendered text before it is encoded, and may raise. Raises InvalidRequest
+        naming `messages`: refused by the template, or no template at all.
         """
-        if self._template is None:
+        template = self._tool_template if options.tools else self._template
+        if template is None:
             raise InvalidRequest(
                 "messages", "the model has no chat template; send a prompt instead"
             )
-        rendered = self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        rendered = template.render(messages, options)
+        if check is not None:
+            check(self._marks.spelled_out(rendered))
         return self._encode_marked(rendered, "messages")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -139,3 +157,9 @@ class Tokenizer:
             if both[start : start + len(ids)] == ids:
                 return both[:start], both[start + len(ids) :]
         return [], []
+
+
+def _template(
+    source: str | None, parts: TokenizerParts, marks: SpecialMarks
+) -> ChatTemplate | None:
+    return None if source is None else ChatTemplate(source, parts.special_tokens, marks)

@@ -21,6 +21,8 @@ class TokenizerParts:
     """Names as chat templates know them (`bos_token`, ...) to their text."""
     chat_template: str | None
     """Jinja source."""
+    tool_template: str | None = None
+    """The one that is meant for chats with tools, where it is another."""
 
 
 def around_text(bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> TemplateProcessing:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from triptych.engine_core.errors import InvalidRequest, TooLong, UnknownModel
 from triptych.engine_core.request import MAX_CACHE_SALT_BYTES, MAX_TENANT_BYTES
 from triptych.engine_core.sampling_params import SamplingParams
+from triptych.services.tokenizer.calling import Calling
 from triptych.services.transport.wire import submit_of
 from triptych.v1 import common_pb2, inference_pb2, stage_pb2
 
@@ -97,13 +98,19 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A request that can run. `prompt` is u32 [n], n >= 1; `text` is its text, for echo only."""
+    """A request that can run. `prompt` is u32 [n], n >= 1; `text` is its text, for echo only.
+
+    `calling`: how the answers of a chat are read, where they are not just text. `arrived`:
+    time.monotonic() when it came in, for measuring.
+    """
 
     prompt: TokenArray
     params: SamplingParams
     output: OutputParams
     routing: Routing = Routing()
     text: str = ""
+    calling: Calling | None = None
+    arrived: float = 0.0
 
     def submit(self) -> stage_pb2.Submit:
         """The message to the scheduler, its slot not yet chosen."""

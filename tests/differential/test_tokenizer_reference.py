@@ -12,7 +12,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 from gguf_vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, GgufVocabulary
 from scripted_models import CHATML_TEMPLATE, write_t1_tokenizer, write_t2_tokenizer
 from triptych.services.runtime.model_files import ModelFiles
-from triptych.services.tokenizer.chat_template import ChatMessage
+from triptych.services.tokenizer.chat_messages import ChatMessage, ChatOptions
 from triptych.services.tokenizer.pre_tokenizers import build_pre_tokenizer, word_rules
 from triptych.services.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -73,7 +73,7 @@ def test_smollm2_chat(ours: Tokenizer, theirs: PreTrainedTokenizerFast) -> None:
                 expected = theirs.apply_chat_template(
                     turns, add_generation_prompt=opened, tokenize=True, return_dict=False
                 )
-                assert ours.encode_chat(messages, add_generation_prompt=opened) == expected
+                assert ours.encode_chat(messages, ChatOptions(opened)) == expected
 
 
 TEMPLATES = [
@@ -100,7 +100,7 @@ def test_chat_ids_of_a_folder(tmp_path: Path, template: str, add_bos: bool) -> N
             turns, add_generation_prompt=opened, tokenize=True, return_dict=False
         )
         messages = [ChatMessage(turn["role"], turn["content"]) for turn in turns]
-        assert mine.encode_chat(messages, add_generation_prompt=opened) == expected
+        assert mine.encode_chat(messages, ChatOptions(opened)) == expected
 
 
 @pytest.mark.parametrize("add_special", [True, False])

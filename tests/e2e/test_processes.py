@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def test_three_processes_and_none_has_torch(engine: Engine) -> None:
 def test_what_a_process_has_not_loaded_when_it_serves(engine: Engine) -> None:
     """By the first token: forked children share what their parent had loaded, and no more."""
     engine.generate([1, 2, 3], max_tokens=1)
+    health = urllib.request.urlopen(f"http://{engine.http_address}/health", timeout=20)
+    assert health.status == 200  # what HTTP needs is loaded too
     foreign = {
         "tokenizer-0": ("numpy", "_cpu.", "_yaml", "/llguidance/"),
         "scheduler": ("tokenizers.", "uvloop", "_yaml", "/llguidance/"),
@@ -64,7 +67,7 @@ def test_processes_go_by_their_names_and_hold_nothing_of_the_supervisor(engine: 
 
 
 def test_only_the_tokenizer_listens_on_tcp(engine: Engine) -> None:
-    port = int(engine.address.rsplit(":", 1)[1])
+    ports = [int(each.rsplit(":", 1)[1]) for each in (engine.address, engine.http_address)]
     listening = {
         name: [
             c.laddr.port
@@ -73,7 +76,8 @@ def test_only_the_tokenizer_listens_on_tcp(engine: Engine) -> None:
         ]
         for name in CONTROL_NAMES
     }
-    assert listening == {"tokenizer-0": [port], "scheduler": [], "executor-0": []}
+    assert sorted(listening.pop("tokenizer-0")) == sorted(ports)
+    assert listening == {"scheduler": [], "executor-0": []}
 
 
 @pytest.mark.parametrize("name", [*CONTROL_NAMES, "public"])

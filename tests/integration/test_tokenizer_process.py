@@ -36,7 +36,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 def command(model: Path, run_dir: RunDir, *flags: str) -> list[str]:
     return [
         sys.executable, "-m", "triptych.services.tokenizer", "--model", str(model),
-        "--run-dir", str(run_dir.path), "--port", "0", *flags,
+        "--run-dir", str(run_dir.path), "--port", "0", "--http-port", "0", *flags,
     ]  # fmt: skip
 
 

@@ -84,6 +84,10 @@ class Engine:
         return self.stats("tokenizer-0").tokenizer.address
 
     @property
+    def http_address(self) -> str:
+        return self.stats("tokenizer-0").tokenizer.http_address
+
+    @property
     def stub(self) -> inference_pb2_grpc.InferenceServiceStub:
         if self._stub is None:
             channel = grpc.insecure_channel(self.address)
@@ -156,7 +160,7 @@ def running_engine(model: Path, run_dir: Path, *flags: str) -> Iterator[Engine]:
     log = run_dir / "serve.log"
     command = [
         sys.executable, "-m", "triptych.services.cli", "serve", "--model", str(model),
-        "--run-dir", str(run_dir), "--port", "0", *flags,
+        "--run-dir", str(run_dir), "--port", "0", "--http-port", "0", *flags,
     ]  # fmt: skip
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)

@@ -24,6 +24,7 @@ class GgufVocabulary:
     flags: dict[str, bool] = field(default_factory=dict)
     """Such as {"add_bos_token": True}."""
     chat_template: str | None = None
+    tool_template: str | None = None
 
     def add(self, token: str, kind: int = NORMAL, score: float = 0.0) -> int:
         """Append a token; returns its id."""
@@ -52,6 +53,8 @@ class GgufVocabulary:
             writer.add_bool(f"tokenizer.ggml.{key}", flag)
         if self.chat_template is not None:
             writer.add_chat_template(self.chat_template)
+        if self.tool_template is not None:
+            writer.add_string("tokenizer.chat_template.tool_use", self.tool_template)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.close()

@@ -95,8 +95,8 @@ async def bench(
     fields = {key: options.pop(key) for key in list(options) if hasattr(FakeScheduler, key)
               or key in FakeScheduler.__dataclass_fields__}  # fmt: skip
     settings = TokenizerSettings(
-        model="m", run_dir=str(folder), port=0, heartbeat_interval=0.1, heartbeat_timeout=2.0,
-        **options,
+        model="m", run_dir=str(folder), port=0, http=options.pop("http", False), http_port=0,
+        heartbeat_interval=0.1, heartbeat_timeout=2.0, **options,
     )  # fmt: skip
     answer = script if callable(script) else lambda submit: list(script)  # type: ignore[call-overload]  # test input
     with fake_scheduler.running(

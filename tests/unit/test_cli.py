@@ -1,6 +1,7 @@
 """The `triptych` command and its clients, against a public service of canned answers."""
 
 import argparse
+import io
 import shlex
 import signal
 import socket
@@ -18,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from triptych.services.cli import __main__ as cli
 from triptych.services.cli import chat, generate, health
 from triptych.services.cli.chat import Conversation
-from triptych.services.cli.client import Answer, Client, printable
+from triptych.services.cli.client import Answer, Client, print_stream, printable
 from triptych.services.cli.client_flags import client_parser, sampling_params
 from triptych.services.cli.engine import PROCESSES
 from triptych.services.cli.panel import as_typed, count, how_to_call, owns, panel_facts, size
@@ -178,7 +179,9 @@ def test_a_bad_flag_is_one_line_and_exit_code_2() -> None:
 def test_a_conversation_keeps_what_went_well(server: tuple[CannedService, str]) -> None:
     service, address = server
     with Client(address) as client:
-        talk = Conversation(client, common_pb2.SamplingParams(), system="be brief")
+        talk = Conversation(
+            client, common_pb2.SamplingParams(), system="be brief", template_kwargs='{"a": 1}'
+        )
         talk.ask("one")
         with pytest.raises(grpc.RpcError):
             talk.ask("fail")
@@ -186,6 +189,7 @@ def test_a_conversation_keeps_what_went_well(server: tuple[CannedService, str]) 
     said = [(each.role, each.content) for each in service.chats[-1].messages]
     expected = [("system", "be brief"), ("user", "one"), ("assistant", "you said one")]
     assert said == [*expected, ("user", "two")]
+    assert service.chats[-1].chat_template_kwargs == '{"a": 1}'
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_conversation(
@@ -237,6 +241,49 @@ def test_a_reader_that_goes_ends_the_command_in_silence(server: tuple[CannedServ
 
 def test_control_characters_do_not_reach_a_terminal() -> None:
     assert printable("a\tb\n\x1b[2Jc\x9bd\x7f") == "a\tb\n�[2Jc�d�"
+
+
+class Terminal(io.StringIO):
+    """Or a file, where `tty` is false."""
+
+    def __init__(self, tty: bool) -> None:
+        super().__init__()
+        self._tty = tty
+
+    def isatty(self) -> bool:
+        return self._tty
+
+
+class CannedCall:
+    """A stream of responses that are there already."""
+
+    def __init__(self, *responses: inference_pb2.ChatResponse) -> None:
+        self._responses = responses
+
+    def __iter__(self) -> Iterator[inference_pb2.ChatResponse]:
+        return iter(self._responses)
+
+    def cancel(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("tty", "shown"),
+    [(True, "\x1b[2mhm, \ufffd[2J\nwell\x1b[22m\nWarm.\n"), (False, "Warm.\n")],
+)
+def test_reasoning_is_dimmed_on_a_terminal(tty: bool, shown: str) -> None:
+    out = Terminal(tty)
+    answer = print_stream(
+        CannedCall(
+            inference_pb2.ChatResponse(reasoning="hm, \x1b[2J\n"),
+            inference_pb2.ChatResponse(reasoning="well"),
+            inference_pb2.ChatResponse(text="Warm", reasoning=""),
+            inference_pb2.ChatResponse(text=".", finish_reason=common_pb2.FINISH_REASON_STOP),
+        ),
+        out,
+    )
+    assert out.getvalue() == shown
+    assert (answer.text, answer.reasoning) == ("Warm.", "hm, \x1b[2J\nwell")
 
 
 def test_summary_of_nothing() -> None:

@@ -17,7 +17,7 @@ from scripted_models import (
 )
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles
-from triptych.services.tokenizer.chat_template import ChatMessage
+from triptych.services.tokenizer.chat_messages import ChatMessage
 from triptych.services.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 

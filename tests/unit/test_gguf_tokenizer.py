@@ -6,7 +6,7 @@ from tokenizers import pre_tokenizers
 from gguf_vocabularies import BYTE, CONTROL, UNKNOWN, USER_DEFINED, GgufVocabulary
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles
-from triptych.services.tokenizer.chat_template import ChatMessage
+from triptych.services.tokenizer.chat_messages import ChatMessage, ChatOptions, ChatTool
 from triptych.services.tokenizer.pre_tokenizers import (
     PRE_TOKENIZER_NAMES,
     build_pre_tokenizer,
@@ -155,6 +155,16 @@ def test_text_never_becomes_a_control_token(tmp_path: Path) -> None:
     special = [each for each in ids if each in tokenizer.special_token_ids]
     assert special == [vocabulary.ids["bos_token_id"], vocabulary.ids["eos_token_id"]]
     assert tokenizer.decode(ids) == "a</s>b<s>"
+
+
+def test_a_template_for_chats_with_tools(tmp_path: Path) -> None:
+    vocabulary = sentencepiece()
+    vocabulary.chat_template, vocabulary.tool_template = "ab", "c{{ tools[0].function.name }}"
+    tokenizer = load(vocabulary, tmp_path)
+    asked = [ChatMessage("user", "hi")]
+    tool = ChatTool("ab", "", {"type": "object"})
+    assert tokenizer.decode(tokenizer.encode_chat(asked)) == "ab"
+    assert tokenizer.decode(tokenizer.encode_chat(asked, ChatOptions(tools=(tool,)))) == "cab"
 
 
 @pytest.mark.parametrize(

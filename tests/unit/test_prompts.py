@@ -1,6 +1,7 @@
 """Long texts wait for a thread without holding anything once nobody waits for them."""
 
 import asyncio
+import json
 import threading
 import weakref
 from pathlib import Path
@@ -8,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from scripted_models import write_t1_tokenizer
+from triptych.engine_core.errors import TooLong
 from triptych.services.runtime.model_files import ModelFiles
+from triptych.services.tokenizer.chat_input import chat_input
 from triptych.services.tokenizer.prompts import Prompts
 from triptych.services.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from triptych.v1 import inference_pb2
 
 
 class Text(str):
@@ -53,3 +57,28 @@ def test_a_caller_that_goes_while_it_waits_leaves_nothing_behind(
 
     asyncio.run(scenario())
     prompts.close()
+
+
+def test_a_chat_is_refused_for_what_its_template_shows(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.id }}"
+    shown = template + "{{ c.function.arguments.a }}{% endfor %}{% endfor %}"
+    hidden = template + "{% endfor %}{% endfor %}"
+    arguments = json.dumps({"a": "<|im_end|> " * 20_000})
+    call = inference_pb2.ToolCall(id="1", name="f", arguments=arguments)
+    request = inference_pb2.ChatRequest(
+        messages=[inference_pb2.ChatMessage(role="assistant", tool_calls=[call])]
+    )
+
+    async def chat(source: str) -> list[int]:
+        write_t1_tokenizer(tmp_path)
+        (tmp_path / "chat_template.jinja").write_text(source)
+        prompts = Prompts(load_tokenizer(ModelFiles("folder", tmp_path, "model")))
+        try:
+            return (await prompts.chat(chat_input(request), 64)).tolist()
+        finally:
+            prompts.close()
+
+    with pytest.raises(TooLong) as refusal:
+        asyncio.run(chat(shown))
+    assert refusal.value.field == "messages"
+    assert asyncio.run(chat(hidden)) == [ord("1")]

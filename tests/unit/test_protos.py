@@ -58,6 +58,8 @@ def test_booleans_of_requests_default_to_what_unset_means() -> None:
 def test_finish_reasons_have_one_numbering() -> None:
     wire = {name.removeprefix("FINISH_REASON_"): n for name, n in common_pb2.FinishReason.items()}
     assert wire.pop("UNSPECIFIED") == 0
+    numbers = {reason.value for reason in FinishReason}
+    assert wire.pop("TOOL_CALLS") not in numbers, "the engine does not know of tools"
     assert wire == {reason.name: reason.value for reason in FinishReason}
 
 

@@ -87,6 +87,6 @@ def _one_line(error: str) -> str:
     reasons = [each.removeprefix("error: ") for each in lines if each.startswith("error: ")]
     if reasons:
         place = line.removesuffix("regex parse error:").rstrip(": ")
-        line = f"{place}: {reasons[0]}" if place else reasons[0]
+        line = f"{place or 'invalid regex'}: {reasons[0]}"
     line = line.partition("; following special tokens")[0]
     return shown(re.sub(r"\s+", " ", line))

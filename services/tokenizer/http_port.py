@@ -1,0 +1,144 @@
+"""The HTTP port: bound when the process starts, served as soon as that costs nobody anything.
+
+The packages behind it take half a second to import. They are imported on a thread once the engine
+is ready (or after LATEST seconds, so that health can be asked while a large model loads): the first
+token over gRPC does not wait for them. Who connects before that waits in the listener's queue.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import grpc
+
+from triptych.services.runtime.lifecycle import StartupError
+from triptych.services.runtime.run_dir import RunDir
+from triptych.v1 import control_pb2, control_pb2_grpc
+
+if TYPE_CHECKING:
+    from triptych.services.tokenizer.openai_http.door import Door
+    from triptych.services.tokenizer.openai_http.serving import HttpServer
+
+LATEST = 2.0
+_BACKLOG = 1024
+_STATS_TIMEOUT = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class HttpPort:
+    """One listener and, from some time on, the server behind it. Event loop only."""
+
+    def __init__(
+        self,
+        make_door: "Callable[[], Door]",
+        version: str,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """`make_door` is called once the packages are there; it may import them. `on_failure`: of
+        what kept the server from starting."""
+        self._make_door = make_door
+        self._version = version
+        self._on_failure = on_failure
+        self._listener: socket.socket | None = None
+        self._server: HttpServer | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self.address = ""
+        """host:port as clients reach it; set by `bind`."""
+
+    def bind(self, host: str, port: int, *, shared: bool) -> None:
+        """Listen. `shared`: other processes may listen on the port too. Raises StartupError."""
+        try:
+            listener = _listener(host, port, shared=shared)
+        except OSError as error:
+            raise StartupError(
+                f"port {port} on {host}: {error.strerror or error};"
+                " use another --http-port, or --no-http"
+            ) from error
+        self._listener = listener
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"{shown}:{listener.getsockname()[1]}"
+
+    def open_soon(self) -> None:
+        """Serve once `engine_ready` was called, or after LATEST seconds."""
+        if self._listener is not None:
+            self._opening = asyncio.create_task(self._open(self._listener))
+            self._opening.add_done_callback(self._opened)
+
+    def engine_ready(self) -> None:
+        """The engine answers now."""
+        self._ready.set()
+
+    async def stop(self) -> None:
+        """Close listener and connections."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait((self._opening,))
+        if self._server is not None:
+            await self._server.stop()
+        if self._listener is not None:
+            self._listener.close()
+
+    async def _open(self, listener: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(LATEST):
+                await self._ready.wait()
+        except TimeoutError:
+            pass  # a large model; health can be asked meanwhile
+        server = await asyncio.to_thread(self._load)
+        await server.start(listener)
+        self._server = server
+        _log.info("listening for HTTP", extra={"address": self.address})
+
+    def _opened(self, opening: "asyncio.Task[None]") -> None:
+        if not opening.cancelled() and (error := opening.exception()) is not None:
+            self._on_failure(error)
+
+    def _load(self) -> "HttpServer":
+        from triptych.services.tokenizer.openai_http.serving import HttpServer
+
+        return HttpServer(self._make_door(), self._version)
+
+
+def _listener(host: str, port: int, *, shared: bool) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class SchedulerStats:
+    """Asks the scheduler for its Stats, over one channel that is made at the first call."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._target = f"unix:{run_dir.control_socket('scheduler')}"
+        self._channel: grpc.aio.Channel | None = None
+
+    async def read(self) -> control_pb2.StatsResponse | None:
+        """None when it does not answer within a second."""
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self._target)
+        stub: Callable[..., Awaitable[control_pb2.StatsResponse]]
+        stub = control_pb2_grpc.ControlServiceStub(self._channel).Stats
+        try:
+            return await stub(control_pb2.StatsRequest(), timeout=_STATS_TIMEOUT)
+        except grpc.aio.AioRpcError:
+            return None
+
+    async def close(self) -> None:
+        """Close the channel."""
+        if self._channel is not None:
+            await self._channel.close()
