@@ -110,11 +110,11 @@ def over_http(engine: Engine, client: httpx.Client, number: int) -> Told:
     return told
 
 
-def test_forty_mixed_requests_say_the_same(engine: Engine) -> None:
+def test_a_hundred_mixed_requests_say_the_same(engine: Engine) -> None:
     base = f"http://{engine.http_address}"
     with httpx.Client(base_url=base, timeout=60) as client, ThreadPoolExecutor(8) as pool:
-        ours = list(pool.map(lambda number: over_grpc(engine, number), range(40)))
-        theirs = list(pool.map(lambda number: over_http(engine, client, number), range(40)))
+        ours = list(pool.map(lambda number: over_grpc(engine, number), range(100)))
+        theirs = list(pool.map(lambda number: over_http(engine, client, number), range(100)))
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         assert other == one, (number, wish(number))
     assert {reason for told in ours for reason in told.reasons.values()} == {"stop", "length"}
