@@ -122,6 +122,7 @@ def test_alternatives_of_a_token(visit: Visit) -> None:
 
 def test_stop(visit: Visit, engine: Engine) -> None:
     visit.set(temperature="0", max_tokens="1900")
+    visit.ask_also(ignore_eos=True)
     visit.send("one two")
     visit.page.locator(".assistant .t").nth(3).wait_for()
     expect(visit.page.get_by_role("button", name="Stop")).to_be_visible()

@@ -188,7 +188,7 @@ def test_a_pattern_that_is_none_is_told_in_words(
         async with http_bench(model, tmp_path / "run") as b:
             error = (await b.complete(**body)).json()["error"]
             assert error["param"] == param
-            assert error["message"] == f"{param}: invalid regex: unclosed group"
+            assert error["message"] == f"{param}: #/pattern: invalid regex: unclosed group"
 
     run(scenario)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -99,6 +100,9 @@ def check_json(text: str, value: object) -> object:
 
 def figures(engine: Engine) -> dict[str, int]:
     """Everything that is lent, held or open, of an idle engine."""
+    # HTTP opens a moment after the engine is ready, and holds a file more from then on.
+    with urllib.request.urlopen(f"http://{engine.http_address}/health", timeout=30) as answer:
+        assert answer.status == 200
     scheduler = engine.wait_idle()
     named = {
         "blocks_free": scheduler.blocks_free,

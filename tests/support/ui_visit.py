@@ -38,6 +38,15 @@ class Visit:
         """What was asked of /v1/chat/completions."""
         return [json.loads(each.post_data or "") for each in self.requests if each.method == "POST"]
 
+    def ask_also(self, **fields: object) -> None:
+        """Add fields to what the page asks of the engine, which it has no control for."""
+
+        def go_on(route: Route) -> None:
+            body = json.loads(route.request.post_data or "")
+            route.continue_(post_data=json.dumps({**body, **fields}))
+
+        self.page.route("**/v1/chat/completions", go_on)
+
     def answer_with(self, *streams: str) -> None:
         """Answer chats in the engine's place: with these streams, one after the other."""
         left = list(streams)

@@ -37,7 +37,8 @@ EXAMPLES: dict[type[errors.RequestError], tuple[errors.RequestError, grpc.Status
 def tree(root: type[errors.RequestError]) -> Iterator[type[errors.RequestError]]:
     yield root
     for child in root.__subclasses__():
-        yield from tree(child)
+        if child.__module__ == errors.__name__:  # HTTP has refusals of its own, for HTTP only
+            yield from tree(child)
 
 
 MessageT = TypeVar("MessageT", bound=Message)
