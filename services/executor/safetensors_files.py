@@ -38,12 +38,12 @@ class SafetensorsFiles:
         found = {name for name in self._files if not _BUFFERS.fullmatch(name)}
         if self._config.tied_head:
             found.discard("lm_head.weight")  # a copy: the config says that the embedding is used
-        wanted: set[str] = set()
+        wanted: dict[str, None] = {}  # in the model's order, so that refusals name the same tensor
         for parameter in parameters:
             if (layer := self.quantized_layer(parameter)) is None:
-                wanted.add(self.stored_name(parameter))
+                wanted[self.stored_name(parameter)] = None
             else:
-                wanted.update(layer.values())
+                wanted.update(dict.fromkeys(layer.values()))
         found.difference_update(self.spare_biases(parameters))
         account(str(self._folder), wanted, found)
         return {name: self._files[name] for name in wanted}
@@ -52,7 +52,7 @@ class SafetensorsFiles:
         """Biases of quantised layers that the model has none of: GPTQ exporters wrote zeros."""
         known = set(parameters)
         spare = {}
-        for parameter in known:
+        for parameter in parameters:
             name = f"{parameter.removesuffix('weight')}bias"
             if name in self._files and name not in known and self.quantized_layer(parameter):
                 spare[name] = self._files[name]

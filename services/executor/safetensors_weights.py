@@ -59,7 +59,7 @@ class SafetensorsWeights:
             progress(done, total)
         if self._quantized is not None:
             self._quantized.account(parameters)
-            for name in parameters.keys() - plain.keys():
+            for name in [each for each in parameters if each not in plain]:  # in the model's order
                 _dequantize(self._quantized, name, parameters[name])
 
     def _load_file(self, path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
