@@ -17,6 +17,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -181,8 +182,8 @@ async def events(load: Load) -> None:
     host, _, port = load.address.rpartition(":")
     ends: list[asyncio.Future[None]] = [loop.create_future() for _ in range(load.streams)]
     for ended in ends:
-        stream = EventStream(load, (head + body).encode(), ended)
-        await loop.create_connection(lambda stream=stream: stream, host, int(port))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        opened = partial(EventStream, load, (head + body).encode(), ended)
+        await loop.create_connection(opened, host, int(port))
     await asyncio.gather(*ends)
 
 

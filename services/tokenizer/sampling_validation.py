@@ -163,7 +163,7 @@ def _beam(raw: common_pb2.SamplingParams) -> BeamParams | None:
     for field, harmless in _NOT_BESIDE_BEAM.items():
         value = getattr(raw, field)
         # The stub takes literals only; field is a key of the table.
-        if raw.HasField(field) and value not in harmless:  # type: ignore[arg-type]
+        if raw.HasField(field) and value not in harmless:  # type: ignore[arg-type]  # see above
             raise InvalidRequest(field, f"{value} beside beam: beam search does not sample")
     if raw.HasField("best_of"):
         raise InvalidRequest("best_of", f"{raw.best_of} beside beam: the width says how many")
@@ -264,7 +264,7 @@ def _seed(raw: common_pb2.SamplingParams, default_seed: int | None) -> int:
 
 def _float(raw: common_pb2.SamplingParams, field: str, default: float) -> float:
     # The stub takes literals only; callers here pass names of optional float fields.
-    given = raw.HasField(field)  # type: ignore[arg-type]
+    given = raw.HasField(field)  # type: ignore[arg-type]  # literals only in the stub
     return decimal(getattr(raw, field)) if given else default
 
 

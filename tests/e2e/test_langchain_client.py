@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import openai
@@ -175,6 +175,7 @@ def test_a_stream_that_is_closed_frees_the_engine(engine: Engine) -> None:
     chat = chat_of(engine, extra_body={"ignore_eos": True})
     stream = chat.stream(content_for("hello"))
     next(stream)
-    stream.close()  # type: ignore[attr-defined]  # it is a generator
+    assert isinstance(stream, Generator)
+    stream.close()
     engine.wait_idle(5.0)
     assert json.dumps(chat_of(engine).invoke(content_for("hello")).content)

@@ -245,8 +245,6 @@ def test_metrics_of_both_processes(client: openai.OpenAI, engine: Engine) -> Non
 
 @pytest.mark.smollm
 def test_smollm_answers(tmp_path: Path) -> None:
-    if not SMOLLM.exists():
-        pytest.skip("needs the SmolLM2 file: make model")
     with running_engine(
         SMOLLM, tmp_path / "run", *SMALL[2:], "--kv-cache-memory", "64MiB"
     ) as engine:

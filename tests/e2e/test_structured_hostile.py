@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import grpc
 import pytest
@@ -107,7 +108,7 @@ def test_r39_each_bad_form_is_refused_by_name_and_the_neighbour_hears_nothing(
         request = generate_request([9, 9], max_tokens=150, temperature=0.0, ignore_eos=True)
         stream = engine.stub.Generate(request, timeout=60)
         token_ids = list(next(iter(stream)).token_ids)
-        error = refused(lambda wanted=wanted: asked(engine, PROMPT, wanted, max_tokens=20))  # type: ignore[misc]  # bound at once
+        error = refused(partial(asked, engine, PROMPT, wanted, max_tokens=20))
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT, name
         fields = violations(error)
         assert len(fields) == 1, name
@@ -230,8 +231,7 @@ def test_many_heavy_forms_at_once(engine: Engine) -> None:
 def test_a_new_form_passes_those_that_take_long(engine: Engine) -> None:
     with ThreadPoolExecutor(2) as pool:
         hostile = [
-            pool.submit(refused, lambda n=n: asked(engine, PROMPT, many_patterns(n)))  # type: ignore[misc]  # bound at once
-            for n in (6, 7)
+            pool.submit(refused, partial(asked, engine, PROMPT, many_patterns(n))) for n in (6, 7)
         ]
         time.sleep(0.1)
         answer = asked(engine, PROMPT, schema({"const": "new"}), max_tokens=10)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -236,7 +237,7 @@ def test_bodies_and_heads_are_bounded(model: LoadedModel, tmp_path: Path) -> Non
             answer = await b.client.post("/v1/completions", content=big, headers=json_type)
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
-            async def pieces() -> "asyncio.AsyncIterator[bytes]":  # type: ignore[name-defined]
+            async def pieces() -> AsyncIterator[bytes]:
                 yield big
 
             answer = await b.client.post("/v1/completions", content=pieces(), headers=json_type)

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -260,7 +261,7 @@ def test_a_vocabulary_that_is_none_ends_its_tokenizer_only(make_engine: MakeEngi
         message = vocabulary_message(fake_vocabulary())
         message.lengths = spoil
         bad.tell_vocabulary(message)
-        bad.until(lambda bad=bad: bad.refused)  # type: ignore[misc]  # mypy: lambdas with defaults
+        bad.until(partial(getattr, bad, "refused"))
         assert "vocabulary: lengths" in str(bad.refused)
     good = told(engine)
     slot = good.submit([1], 20, grammar=regex("ok"))

@@ -21,7 +21,7 @@ def json_text(raw: common_pb2.StructuredOutput) -> JsonText:
         ("disable_additional_properties", _JSON_FORMS - {"json_object"}),
     ):
         # The stub takes literals only; these are names of optional fields.
-        wished = raw.HasField(field)  # type: ignore[arg-type]
+        wished = raw.HasField(field)  # type: ignore[arg-type]  # literals only in the stub
         if wished and form not in forms:
             raise Refused(f"beside {form} it says nothing").named(field)
     given = raw.HasField("whitespace_pattern")
