@@ -245,10 +245,8 @@ def test_metrics_of_both_processes(client: openai.OpenAI, engine: Engine) -> Non
 
 @pytest.mark.smollm
 def test_smollm_answers(tmp_path: Path) -> None:
-    with running_engine(
-        SMOLLM, tmp_path / "run", *SMALL[2:], "--kv-cache-memory", "64MiB"
-    ) as engine:
-        client = client_of(engine)
+    flags = [*SMALL[2:], "--kv-cache-memory", "64MiB"]
+    with running_engine(SMOLLM, tmp_path / "run", *flags) as engine, client_of(engine) as client:
         model = client.models.list().data[0].id
         question = "What is the capital of France?"
         whole = client.chat.completions.create(
