@@ -11,7 +11,8 @@
     |-- NoRoom                no room now; try again later
     |   |-- QueueFull
     |   `-- Unavailable       no executor, or draining
-    `-- NotFinite             the model's numbers for one sequence are NaN or infinite
+    |-- NotFinite             the model's numbers for one sequence are NaN or infinite
+    `-- FatalRequest          executors die computing it
 
 A broken invariant is none of these: it is an AssertionError, and the process dies loudly.
 """
@@ -84,3 +85,7 @@ class Unavailable(NoRoom):
 
 class NotFinite(RequestError):
     """The model computed NaN or infinite logits for this sequence."""
+
+
+class FatalRequest(RequestError):
+    """Executors died computing this choice, and nothing else that was suspected."""

@@ -21,6 +21,8 @@ class Request:
     they count as output (positions, max_tokens, min_tokens), never as prompt. A resumed request has
     one choice.
 
+    `accepted`: a scheduler that is gone had accepted it, so no bound of the queue refuses it now.
+
     `cache_salt` separates prefix caches: only requests with the same one share blocks. `tenant` is
     who pays, for the fair policy.
     """
@@ -33,6 +35,7 @@ class Request:
     choice: int = 0
     cache_salt: str = ""
     tenant: str = ""
+    accepted: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:

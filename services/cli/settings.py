@@ -29,6 +29,35 @@ class ServeSettings(Settings):
         description="time that the processes get to become ready",
         json_schema_extra=flag("Supervision", unit="seconds"),
     )
+    max_restarts: int = Field(
+        default=5,
+        ge=1,
+        le=1000,
+        description="a process that ends so often in a row, each time within --restart-window of"
+        " being ready, is in a crash loop: requests are refused with the reason, and it is tried"
+        " again at --restart-delay-max",
+        json_schema_extra=flag("Supervision", unit="ends"),
+    )
+    restart_window: float = Field(
+        default=10.0,
+        ge=0,
+        le=86_400,
+        description="a process that was ready for longer did not end in a crash loop",
+        json_schema_extra=flag("Supervision", unit="seconds"),
+    )
+    restart_delay_max: float = Field(
+        default=30.0,
+        gt=0,
+        le=86_400,
+        description="longest wait before a process is started again; the first one is short",
+        json_schema_extra=flag("Supervision", unit="seconds"),
+    )
+    exit_on_crash_loop: bool = Field(
+        default=False,
+        description="end with exit code 1 when a process is in a crash loop, for whoever restarts"
+        " the whole engine",
+        json_schema_extra=flag("Supervision"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

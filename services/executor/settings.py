@@ -6,13 +6,13 @@ from pydantic import Field, model_validator
 
 from triptych.services.runtime.settings import (
     Bytes,
-    HeartbeatSettings,
+    StepWatchSettings,
     default_weight_cache,
     flag,
 )
 
 
-class ExecutorSettings(HeartbeatSettings):
+class ExecutorSettings(StepWatchSettings):
     """What the executor process is told."""
 
     model: str = Field(

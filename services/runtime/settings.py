@@ -155,6 +155,19 @@ class HeartbeatSettings(Settings):
         return self
 
 
+class StepWatchSettings(HeartbeatSettings):
+    """What the processes that make steps have in common."""
+
+    step_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="a step that takes so long counts as hung: its process ends and is started"
+        " again",
+        json_schema_extra=flag("Supervision", unit="seconds"),
+    )
+
+
 # Every key that some process of the engine knows. The processes' own types cannot be imported from
 # here (imports point down); tests/unit/test_settings.py keeps this list equal to their union.
 ENGINE_KEYS = frozenset(
@@ -177,7 +190,8 @@ ENGINE_KEYS = frozenset(
         *("executor_plan", "enforce_eager", "device", "cpu_threads", "rank"),
         *("kv_cache_dtype", "weight_cache", "cpu_affinity", "cpu_isa", "activation_dtype"),
         *("quantization", "speculative_model"),
-        *("shutdown_grace", "startup_timeout"),
+        *("shutdown_grace", "startup_timeout", "step_timeout", "recovery_timeout"),
+        *("max_restarts", "restart_window", "restart_delay_max", "exit_on_crash_loop"),
     }
 )
 
@@ -271,6 +285,7 @@ __all__ = [
     "LogLevel",
     "Names",
     "Settings",
+    "StepWatchSettings",
     "Values",
     "default_run_dir",
     "default_weight_cache",

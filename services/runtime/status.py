@@ -9,7 +9,8 @@
 | SlowReader                  | RESOURCE_EXHAUSTED  | ErrorInfo                   |
 | QueueFull, NoRoom           | RESOURCE_EXHAUSTED  | RetryInfo and QuotaFailure  |
 | Unavailable                 | UNAVAILABLE         | RetryInfo                   |
-| NotFinite, RequestError     | INTERNAL            | ErrorInfo                   |
+| NotFinite, FatalRequest,    | INTERNAL            | ErrorInfo                   |
+| RequestError                |                     |                             |
 
 Any other exception is our fault: INTERNAL with an opaque id that the log explains.
 """
@@ -28,6 +29,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from triptych.engine_core.errors import (
     DeadlinePassed,
     DuplicateId,
+    FatalRequest,
     InvalidRequest,
     NoRoom,
     NotFinite,
@@ -141,6 +143,8 @@ def _code_and_details(error: RequestError) -> tuple[int, list[Message]]:  # noqa
             ]
         case NotFinite():
             return code_pb2.INTERNAL, [_info("NOT_FINITE")]
+        case FatalRequest():
+            return code_pb2.INTERNAL, [_info("FATAL_REQUEST")]
         case _:
             return code_pb2.INTERNAL, [_info("REQUEST_FAILED")]
 

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from triptych.services.runtime.settings import Bytes, HeartbeatSettings, Settings, flag
+from triptych.services.runtime.settings import Bytes, Settings, StepWatchSettings, flag
 
 
 class SchedulingSettings(Settings):
@@ -88,7 +88,7 @@ class SchedulingSettings(Settings):
         return self
 
 
-class SchedulerSettings(SchedulingSettings, HeartbeatSettings):
+class SchedulerSettings(SchedulingSettings, StepWatchSettings):
     """What the scheduler process is told. It learns the model's facts from its executor."""
 
     max_num_logits: int | None = Field(

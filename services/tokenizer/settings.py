@@ -153,6 +153,15 @@ class TokenizerSettings(HeartbeatSettings):
         json_schema_extra=flag("Supervision", unit="seconds"),
     )
 
+    recovery_timeout: float = Field(
+        default=60.0,
+        ge=0,
+        le=86_400,
+        description="time that requests wait for a stage that has died and is started again; then"
+        " they end with UNAVAILABLE",
+        json_schema_extra=flag("Supervision", unit="seconds"),
+    )
+
     @model_validator(mode="after")
     def _largest_message_fits(self) -> Self:
         if self.max_prompt_bytes < self.max_message_bytes:

@@ -12,6 +12,7 @@ from typing import Final
 from triptych.engine_core.errors import (
     RETRY_AFTER_MS,
     DeadlinePassed,
+    FatalRequest,
     InvalidRequest,
     NotFinite,
     QueueFull,
@@ -125,6 +126,7 @@ def request_from_submit(submit: stage_pb2.Submit, request_id: RequestId) -> Requ
         choice=submit.choice,
         cache_salt=submit.cache_salt,
         tenant=submit.tenant,
+        accepted=submit.accepted,
     )
 
 
@@ -197,6 +199,8 @@ def failure_from_error(slot: int, error: Exception) -> stage_pb2.Failure:
             failure.reason = stage_pb2.FAILURE_REASON_NOT_FINITE
         case DeadlinePassed():
             failure.reason = stage_pb2.FAILURE_REASON_TIMED_OUT
+        case FatalRequest():
+            failure.reason = stage_pb2.FAILURE_REASON_FATAL
         case Unavailable():
             failure.reason = stage_pb2.FAILURE_REASON_UNAVAILABLE
             failure.retry_after_ms = error.retry_after_ms
@@ -222,5 +226,7 @@ def error_from_failure(failure: stage_pb2.Failure) -> RequestError:
             return NotFinite(failure.message)
         case stage_pb2.FAILURE_REASON_TIMED_OUT:
             return DeadlinePassed(failure.message)
+        case stage_pb2.FAILURE_REASON_FATAL:
+            return FatalRequest(failure.message)
         case _:
             return Unavailable(failure.message, failure.retry_after_ms)

@@ -9,6 +9,7 @@ from http_bench import data_of, events
 from triptych.engine_core.errors import (
     DeadlinePassed,
     DuplicateId,
+    FatalRequest,
     InvalidRequest,
     NotFinite,
     NotSupported,
@@ -202,6 +203,7 @@ def every_error() -> list[type[RequestError]]:
         (DuplicateId("x"), 409, "duplicate_id"), (QueueFull("x", 1), 429, "queue_full"),
         (SlowReader("x"), 429, "slow_reader"), (Unavailable("x", 2001), 503, "unavailable"),
         (DeadlinePassed("x"), 504, "deadline_passed"), (NotFinite("x"), 500, "request_failed"),
+        (FatalRequest("x"), 500, "fatal_request"),
     ],
 )  # fmt: skip
 def test_the_table_of_errors(error: RequestError, status: int, code: str) -> None:
@@ -215,7 +217,7 @@ def test_the_table_of_errors(error: RequestError, status: int, code: str) -> Non
 
 def test_every_error_of_the_core_has_a_row() -> None:
     rows = {InvalidRequest, TooLong, NotSupported, UnknownModel, DuplicateId, QueueFull, SlowReader,
-            Unavailable, DeadlinePassed, NotFinite}  # fmt: skip
+            Unavailable, DeadlinePassed, NotFinite, FatalRequest}  # fmt: skip
     assert {each.__name__ for each in every_error()} - {each.__name__ for each in rows} == {
         "RequestError", "NoRoom",
     }  # fmt: skip

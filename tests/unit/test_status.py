@@ -31,6 +31,7 @@ EXAMPLES: dict[type[errors.RequestError], tuple[errors.RequestError, grpc.Status
     errors.QueueFull: (errors.QueueFull("full", 250), grpc.StatusCode.RESOURCE_EXHAUSTED),
     errors.Unavailable: (errors.Unavailable("starting", 250), grpc.StatusCode.UNAVAILABLE),
     errors.NotFinite: (errors.NotFinite("NaN"), grpc.StatusCode.INTERNAL),
+    errors.FatalRequest: (errors.FatalRequest("it kills"), grpc.StatusCode.INTERNAL),
 }
 
 

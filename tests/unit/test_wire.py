@@ -7,6 +7,7 @@ import pytest
 
 from triptych.engine_core.errors import (
     DeadlinePassed,
+    FatalRequest,
     InvalidRequest,
     NotFinite,
     QueueFull,
@@ -90,6 +91,7 @@ def test_an_empty_submit_is_refused() -> None:
         InvalidRequest("temperature", "-1: is not within 0 and 100"),
         QueueFull("1024 requests wait", 250),
         NotFinite("the logits are not finite"),
+        FatalRequest("executors died"),
         Unavailable("no executor", 1000),
         DeadlinePassed("queue_timeout: 5 s in the queue"),
     ],

@@ -8,6 +8,7 @@
 | DuplicateId                 | 409    | invalid_request_error     | duplicate_id            |
 | NoRoom, QueueFull           | 429    | rate_limit_error          | queue_full              |
 | SlowReader                  | 429    | rate_limit_error          | slow_reader             |
+| FatalRequest                | 500    | server_error              | fatal_request           |
 | NotFinite, RequestError     | 500    | server_error              | request_failed          |
 | Unavailable                 | 503    | service_unavailable_error | unavailable             |
 | DeadlinePassed              | 504    | timeout_error             | deadline_passed         |
@@ -26,6 +27,7 @@ from pydantic_core import to_json
 from triptych.engine_core.errors import (
     DeadlinePassed,
     DuplicateId,
+    FatalRequest,
     InvalidRequest,
     NoRoom,
     NotSupported,
@@ -161,6 +163,8 @@ def _row(error: RequestError) -> HttpError:  # noqa: PLR0911  # a table
                 code="queue_full",
                 retry_after_ms=error.retry_after_ms,
             )
+        case FatalRequest():
+            return HttpError(500, "", kind="server_error", code="fatal_request")
         case _:
             return HttpError(500, "", kind="server_error", code="request_failed")
 
