@@ -4,8 +4,6 @@ A file, because who reads it needs it exactly when other processes are gone. The
 writes it; without one (processes that were started one by one) there is none, and nothing is known.
 """
 
-import os
-
 from google.protobuf.message import DecodeError
 
 from triptych.services.runtime.run_dir import RunDir
@@ -23,7 +21,7 @@ def write_states(run_dir: RunDir, stats: control_pb2.SupervisorStats) -> None:
     path = run_dir.path / _NAME
     fresh = path.with_suffix(".new")
     fresh.write_bytes(stats.SerializeToString())
-    os.replace(fresh, path)
+    fresh.replace(path)
 
 
 def remove_states(run_dir: RunDir) -> None:

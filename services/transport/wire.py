@@ -210,7 +210,7 @@ def failure_from_error(slot: int, error: Exception) -> stage_pb2.Failure:
     return failure
 
 
-def error_from_failure(failure: stage_pb2.Failure) -> RequestError:
+def error_from_failure(failure: stage_pb2.Failure) -> RequestError:  # noqa: PLR0911  # a table
     """The error that a Failure carries; an unknown reason is Unavailable."""
     field, colon, description = failure.message.partition(": ")
     if not colon:
