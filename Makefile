@@ -4,6 +4,7 @@ PYTHON ?= python3
 SEED ?= 1
 MIXES ?= 300
 RUNS ?= 2000
+ROUNDS ?= 1
 SHELL := /bin/bash -o pipefail
 
 PY := .venv/bin/python
@@ -34,8 +35,8 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build model demo serve test check format lint types unit property kernels \
-	differential integration e2e invariance bench-core bench-overhead bench-kernels bench-peers bench-accuracy bench-sampler \
-	bench-grammars bench-frontend lockstep invariance schema-suite test-asan \
+	differential integration e2e faults invariance bench-core bench-overhead bench-kernels bench-peers bench-accuracy bench-sampler \
+	bench-grammars bench-frontend bench-overload chaos chaos-peer lockstep schema-suite test-asan \
 	size proto-lint proto-breaking clean
 
 help: ## list the targets
@@ -89,6 +90,9 @@ integration: $(BUILT) $(MODEL) ## tests/integration: sockets, shared memory, kil
 e2e: $(BUILT) $(MODEL) ## tests/e2e: the three processes over gRPC
 	@$(PYTEST) tests/e2e
 
+faults: $(BUILT) $(MODEL) ## tests/faults: stages killed, frozen, hung and flooded (ROUNDS=1: how often)
+	@$(PYTEST) tests/faults --rounds=$(ROUNDS)
+
 bench-core: $(BUILT) $(PEER_READY) ## microseconds of scheduler and sampler, against Python, torch, llama.cpp (QUICK=1)
 	@$(PY) -P bench/core.py $(QUICK_FLAG)
 	@$(PY) -P bench/sampler.py --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
@@ -111,6 +115,15 @@ bench-grammars: $(BUILT) $(MODEL) ## microseconds of grammars' masks per step, b
 
 bench-frontend: $(BUILT) $(MODEL) $(PEER_READY) ## what tokenizer processes push to clients, per core (QUICK=1: under 3 minutes)
 	@$(PY) -P bench/frontend.py --model $(MODEL) --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
+
+bench-overload: $(BUILT) $(MODEL) ## open-loop arrivals at 0.5 to 4 times what it can do (QUICK=1)
+	@$(PY) -P bench/overload.py --model $(MODEL) $(QUICK_FLAG)
+
+chaos: $(BUILT) $(MODEL) ## kill processes under load, compare every answer (SECONDS=600, QUICK=1: 120; SEED=1)
+	@$(PY) -P bench/chaos.py --model $(MODEL) --seed $(SEED) $(if $(SECONDS),--seconds $(SECONDS)) $(QUICK_FLAG)
+
+chaos-peer: $(BUILT) $(MODEL) $(PEER_READY) ## the same kills, ours and llama.cpp's server: what their clients saw (QUICK=1)
+	@$(PY) -P bench/chaos_peer.py --model $(MODEL) --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
 
 bench-sampler: $(BUILT) $(PEER_READY) ## microseconds per row, against torch and llama.cpp's sampler chain (QUICK=1)
 	@$(PY) -P bench/sampler.py --peer-python $(PEER_PYTHON) $(QUICK_FLAG)

@@ -33,8 +33,7 @@ class BeamGroup:
     def results(self) -> Iterator[tuple[RequestId, Hypothesis | None]]:
         """The hypotheses of the choices that are wanted; None where there are fewer."""
         best = self.search.best(self.request.params.n)
-        for index in range(self.request.params.n):
-            request_id = RequestId(self.request.request_id + index)
+        for index, request_id in enumerate(self.request.choices()):
             if request_id in self.wanted:
                 yield request_id, best[index] if index < len(best) else None
 
@@ -68,8 +67,7 @@ class BeamGroups:
         root = self._sequence(group, Sequence(request, (rank, first, first)))
         group.sequences.append(root)
         self._roster.enqueue(root)
-        for index in range(params.n):
-            request_id = RequestId(request.request_id + index)
+        for request_id in request.choices():
             group.wanted.add(request_id)
             self._by_request[request_id] = group
 

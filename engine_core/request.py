@@ -48,3 +48,7 @@ class Request:
             size = len(getattr(self, field).encode())
             if size > most:
                 raise InvalidRequest(field, f"{size} bytes, more than {most}")
+
+    def choices(self) -> list[RequestId]:
+        """What its choices are known as outside."""
+        return [RequestId(self.request_id + index) for index in range(self.params.n)]

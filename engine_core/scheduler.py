@@ -8,7 +8,7 @@
     then one of
       apply(result) -> StepOutput the step was computed: tokens out, finished sequences freed
       fail_step(error) -> ...     the executor could not compute it: its sequences end
-      lost()                      the executor is gone with its KV cache: compute all again
+      lost() -> StepOutput        the executor is gone with its KV cache: compute all again
     abort(request_id)           at any time
 
 Pure and synchronous: no clock, no randomness, no I/O; the same calls give the same plans.
@@ -22,12 +22,14 @@ out nor who runs.
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import replace
 
 from triptych.engine_core.admission import Limits, check_queue, check_request
 from triptych.engine_core.batch import NOT_FINITE, UNKNOWN_DRAFT, Batch, Score
 from triptych.engine_core.beams import BeamGroups
 from triptych.engine_core.choices import Choices
-from triptych.engine_core.errors import NotFinite, RequestError
+from triptych.engine_core.entrance import Entrance
+from triptych.engine_core.errors import FatalRequest, NotFinite, RequestError
 from triptych.engine_core.ids import RequestId, SequenceId
 from triptych.engine_core.outputs import OutputColumns
 from triptych.engine_core.policy import Policy, Priority
@@ -36,17 +38,20 @@ from triptych.engine_core.request import Request
 from triptych.engine_core.roster import Roster
 from triptych.engine_core.sampling import SamplingState
 from triptych.engine_core.sequence import Sequence, SequenceState
-from triptych.engine_core.step import Started, StepOutput, StepPlan, StepResult
-
-_MOST_DEFERRED = 32
-"""Waiting sequences that one plan passes over: it looks each of them up."""
+from triptych.engine_core.step import StepOutput, StepPlan, StepResult
+from triptych.engine_core.suspects import Suspects, Trials
 
 
 class Scheduler:
     """Continuous batching over a paged KV cache, one step in flight at a time."""
 
     def __init__(
-        self, limits: Limits, batch: Batch, sampling: SamplingState, policy: Policy | None = None
+        self,
+        limits: Limits,
+        batch: Batch,
+        sampling: SamplingState,
+        policy: Policy | None = None,
+        suspects: Suspects | None = None,
     ) -> None:
         self._limits = limits
         self._batch = batch
@@ -55,9 +60,13 @@ class Scheduler:
         self._roster = Roster(limits, batch, sampling)
         self._choices = Choices(self._roster)
         self._beams = BeamGroups(self._roster, limits.sampleable_vocabulary)
+        self.suspects = Suspects() if suspects is None else suspects
+        self._trials = Trials(self.suspects, self._roster, self._beams)
+        self._entrance = Entrance(
+            limits, batch, self._roster, self._choices, self.suspects, self._trials
+        )
         self._prompt_scores = PromptScores(self._roster, batch)
         self._by_request: dict[RequestId, Sequence] = {}  # choices neither ended nor aborted
-        self._unstarted: dict[SequenceId, Sequence] = {}  # running, without an output token yet
         self._in_flight: StepPlan | None = None
         self._next_step_id = 1
         self.preemptions_total = 0
@@ -66,8 +75,13 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Accept a request, or raise InvalidRequest, TooLong or QueueFull and keep nothing."""
-        check_request(request, self._limits, self._batch.num_blocks, self._batch.block_size)
-        check_queue(self.num_requests, request.params.n, self._limits)
+        try:
+            check_request(request, self._limits, self._batch.num_blocks, self._batch.block_size)
+            if not request.accepted:
+                check_queue(self.num_requests, request.params.n, self._limits)
+        except RequestError:  # it may be of another core, whose suspects are ours
+            self.suspects.clear(request.choices())
+            raise
         rank = self._policy.rank(request)
         if request.params.beam is not None:
             self._beams.begin(request, rank)
@@ -81,6 +95,7 @@ class Scheduler:
         group = self._beams.find(request_id)
         if group is not None:
             self._beams.abort(group, request_id)
+            self.suspects.clear((request_id,))
             self._policy.ended(group.request, 0)
             return True
         sequence = self._by_request.get(request_id)
@@ -102,13 +117,36 @@ class Scheduler:
         return sequence.group is None or sequence.group.fresh
 
     def resumable(self) -> list[Request]:
-        """A request for each choice that has not ended, its output so far as its past.
+        """Requests for all choices that have not ended, their output so far as their past.
 
-        What another scheduler needs to go on. Beams begin anew: nothing of them is out.
+        What another core needs to go on. Requests none of whose choices has a token go as they
+        came; so do searches, nothing of which is out, with choices that do not live any more.
         """
-        live = sorted(self._by_request.values(), key=lambda sequence: sequence.sequence_id)
-        beams = [group.request for group in self._beams.groups()]
-        return beams + [sequence.resumed(self._roster.tokens(sequence)) for sequence in live]
+        requests = [replace(group.request, accepted=True) for group in self._beams.groups()]
+        for sequence in sorted(self._by_request.values(), key=lambda each: each.sequence_id):
+            group, request = sequence.group, sequence.request
+            if group is None or len(group.waiting) < request.params.n:
+                requests.append(sequence.resumed(self._roster.tokens(sequence)))
+            elif sequence.index == 0:
+                requests.append(replace(request, accepted=True))
+        return requests
+
+    def take_over(self, before: "Scheduler") -> StepOutput:
+        """Go on with what another core has not ended, which is used no more. What does not fit here
+        ends with the error of `submit`."""
+        columns = OutputColumns(0)
+        for request in before.resumable():
+            choices = request.choices()
+            live = [each for each in choices if before.lives(each)]
+            try:
+                self.submit(request)
+            except RequestError as error:
+                for request_id in live:
+                    columns.fail(request_id, error)
+            else:
+                for request_id in set(choices).difference(live):
+                    self.abort(request_id)
+        return columns.output()
 
     # ------------------------------------------------------------------ a step
 
@@ -123,17 +161,15 @@ class Scheduler:
             self._draft()
         self._plan_running(preempted)
         if newcomers and not preempted:
-            self._admit_waiting()
+            self._entrance.admit()
         if newcomers and self._draft():  # into what they left
             self._plan_running(preempted)
         # Beams that wait for one another hold blocks and compute nothing: others may need them.
         while batch.num_rows == 0 and roster.waiting and roster.running:
             self._preempt_last(preempted)
             self._plan_running(preempted)
-            self._admit_waiting()
-        for sibling in self._choices.fork(lambda: batch.samples()[0]):
-            sibling.num_cached = sibling.num_prompt - 1
-            self._unstarted[sibling.sequence_id] = sibling
+            self._entrance.admit()
+        self._choices.fork(lambda: batch.samples()[0])
         plan = StepPlan(
             step_id=self._next_step_id,
             num_rows=batch.num_rows,
@@ -172,57 +208,9 @@ class Scheduler:
     def _preempt_last(self, preempted: list[SequenceId]) -> None:
         sequence = self._roster.preempt_last()
         self._roster.step_over()  # nothing is in flight, and it may run again in this very plan
-        self._unstarted.pop(sequence.sequence_id, None)
         self._choices.stopped(sequence, waits=True)
         preempted.append(sequence.sequence_id)
         self.preemptions_total += 1
-
-    def _admit_waiting(self) -> None:
-        """Rows for waiting sequences, in order, while tokens, places and blocks last.
-
-        A sequence gets the blocks of all its tokens at once, though it may take several steps to
-        compute them: half a prompt that waits for blocks would hold some and help nobody. The first
-        that does not fit stops those behind it, or a long prompt could wait for ever. One whose
-        text is just being computed for another is passed over: soon it will be there.
-        """
-        roster, index, deferred = self._roster, 0, 0
-        budget = self._limits.max_num_batched_tokens - self._batch.num_tokens
-        while index < len(roster.waiting) and budget > 0 and deferred < _MOST_DEFERRED:
-            if roster.full:
-                return
-            sequence = roster.waiting[index]
-            if self._choices.is_led(sequence):  # as many as there are: this costs nothing
-                index += 1
-                continue
-            if self._defers(sequence):
-                index, deferred = index + 1, deferred + 1
-                continue
-            if not self._start(sequence):
-                return
-            budget -= self._batch.schedule(sequence.sequence_id, budget)
-
-    def _defers(self, sequence: Sequence) -> bool:
-        """Whether running sequences are about to compute half of its work or more."""
-        if not self._limits.prefix_caching:
-            return False
-        if sequence.digests is None:
-            salt = sequence.request.cache_salt.encode()
-            sequence.digests = self._batch.prefix_digests(sequence.tokens, salt)
-        if sequence.scores_prompt:
-            return False  # every token is computed, whatever others have
-        computed, pending = self._batch.match(sequence.tokens, sequence.digests)
-        return pending > 0 and 2 * pending >= len(sequence.tokens) - computed
-
-    def _start(self, sequence: Sequence) -> bool:
-        spare = self._limits.watermark_blocks if self._roster.running else 0
-        cached = self._roster.start(sequence, spare)
-        if cached < 0:
-            return False
-        self._choices.started(sequence)
-        if not sequence.started and not sequence.is_beam:
-            sequence.num_cached = cached
-            self._unstarted[sequence.sequence_id] = sequence
-        return True
 
     def write(self, plan: StepPlan, slot: memoryview) -> None:
         """Fill a slot of the step ring with the inputs of the step in flight."""
@@ -269,8 +257,9 @@ class Scheduler:
         outcome = self._batch.apply(result.token_ids, result.complete)
         self._in_flight = None
         self._sampling.append(*columns.take(outcome, sequence_ids, result))
-        if self._unstarted:
-            self._note_started(sequence_ids, columns)
+        if self.suspects:
+            self._trials.drawn(sequence_ids)
+        columns.started += self._choices.first_tokens(sequence_ids)
         for sequence_id, length in zip(outcome.finished, outcome.finished_tokens, strict=True):
             self._ended(self._roster.by_id[sequence_id], length)
         for sequence in failed:
@@ -284,12 +273,6 @@ class Scheduler:
         self._roster.step_over()
         return columns.output()
 
-    def _note_started(self, sequence_ids: "array[int]", columns: OutputColumns) -> None:
-        for sequence_id in list(filter(self._unstarted.__contains__, sequence_ids)):
-            sequence = self._unstarted.pop(SequenceId(sequence_id))
-            sequence.started = True
-            columns.started.append(Started(sequence.request_id, sequence.num_cached))
-
     def _take_candidates(
         self, sequence_ids: "array[int]", result: StepResult, columns: OutputColumns
     ) -> None:
@@ -301,12 +284,17 @@ class Scheduler:
             if logprobs is None:
                 self._fail_beams(sequence, columns, NotFinite("a beam's logits are not finite"))
                 continue
+            group = self._beams.group_of(sequence)
             over = self._beams.report(sequence, logprobs)
+            if not group.candidates:  # all its beams have been computed
+                self.suspects.clear(group.wanted)
             for length in self._beams.finish(over, columns) if over is not None else ():
                 self._policy.ended(sequence.request, length)
 
     def _fail_beams(self, beam: Sequence, columns: OutputColumns, error: RequestError) -> None:
-        for _ in range(self._beams.fail(self._beams.group_of(beam), columns, error)):
+        group = self._beams.group_of(beam)
+        self.suspects.clear(group.wanted)
+        for _ in range(self._beams.fail(group, columns, error)):
             self._policy.ended(beam.request, 0)
 
     def fail_step(self, error: RequestError) -> StepOutput:
@@ -316,33 +304,44 @@ class Scheduler:
         rows = [*(sequence_id for sequence_id, *_ in self._batch.rows()), *self._batch.samples()[0]]
         self._batch.abandon()
         self._in_flight = None
-        for sequence_id in rows:
-            sequence = self._roster.by_id.get(SequenceId(sequence_id))
-            if sequence is None:
-                continue  # aborted in flight, or the beam of a search that has just ended
+        found = (self._roster.by_id.get(SequenceId(each)) for each in rows)
+        self._fail([each for each in found if each is not None], columns, error)
+        self._roster.step_over()
+        return columns.output()
+
+    def _fail(
+        self, sequences: Iterable[Sequence], columns: OutputColumns, error: RequestError
+    ) -> None:
+        for sequence in sequences:
+            if sequence.state is SequenceState.FINISHED:
+                continue  # twice among them, or the beam of a search that has just ended
             if sequence.is_beam:
                 self._fail_beams(sequence, columns, error)
             else:
                 columns.fail(sequence.request_id, error)
                 self._drop(sequence)
-        self._roster.step_over()
-        return columns.output()
 
-    def lost(self) -> None:
+    def lost(self) -> StepOutput:
         """The executor is gone, with the step in flight (if any) and all it had in its KV cache.
 
         Every running sequence waits again and is computed anew from its tokens: no token that was
-        sent is lost, doubled or changed.
+        sent is lost, doubled or changed. Choices of which executors die (suspects.py) end with
+        FatalRequest; nothing else is in the output.
         """
+        columns, rows = OutputColumns(0), []
         if self._in_flight is not None:
+            rows = [self._roster.by_id.get(each.sequence_id) for each in self._batch.rows()]
             self._batch.abandon()
             self._in_flight = None
         while self._roster.running:
             sequence = self._roster.preempt_last()
             self._choices.stopped(sequence, waits=True)
-        self._unstarted.clear()
         self._batch.forget_cache()
         self._roster.step_over()
+        fatal = FatalRequest("executors died computing it, the last one computing nothing else")
+        self._fail(self._trials.died(rows), columns, fatal)
+        self.suspects.fatal_total += len(columns.failed)
+        return columns.output()
 
     def forget_cache(self) -> None:
         """No prompt is found in the cache any more; what runs goes on."""
@@ -361,7 +360,7 @@ class Scheduler:
 
     def _forget(self, sequence: Sequence, length: int) -> None:
         del self._by_request[sequence.request_id]
-        self._unstarted.pop(sequence.sequence_id, None)
+        self.suspects.clear((sequence.request_id,))
         self._choices.stopped(sequence, waits=False)
         self._policy.ended(sequence.request, length - sequence.num_prompt)
 
@@ -392,8 +391,9 @@ class Scheduler:
         self._batch.check()
         self._roster.check()
         self._choices.check()
+        self._trials.check()
         self._beams.check()
         live = {*self._roster.running, *self._roster.waiting}
         choices = {s.request_id: s for s in live if not s.is_beam}
         assert self._by_request == choices, "the request map names the live choices, no others"
-        assert set(self._unstarted) <= set(self._roster.by_id), "who has not started runs"
+        assert all(map(self.lives, self.suspects.request_ids())), "who is suspected lives"

@@ -126,6 +126,7 @@ class Sequence:
             params=params,
             output_token_ids=tuple(tokens[self.num_prompt :]),
             choice=self.choice,
+            accepted=True,
         )
 
     def start(self) -> None:

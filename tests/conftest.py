@@ -21,6 +21,18 @@ settings.register_profile("nightly", deadline=None, max_examples=2000)
 settings.load_profile("ci")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rounds", type=int, default=1, help="how often tests/faults disturbs at random"
+    )
+
+
+@pytest.fixture(scope="session")
+def rounds(request: pytest.FixtureRequest) -> range:
+    """Repetitions of what is random."""
+    return range(request.config.getoption("--rounds"))
+
+
 @pytest.fixture(scope="session")
 def smollm() -> Path:
     """The GGUF of SmolLM2-135M-Instruct."""

@@ -25,6 +25,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "chat": (f"{_CLI}.chat", "talk with the model of a running engine"),
     "generate": (f"{_CLI}.generate", "complete a prompt with a running engine"),
     "health": (f"{_CLI}.health", "say whether a running engine serves"),
+    "control": (f"{_CLI}.control", "drain, restart, load or unload a running engine"),
     "doctor": (f"{_CLI}.doctor", "check this machine, then make one real generation"),
     "demo": (f"{_CLI}.demo", "start an engine, ask it one question, stop it"),
     "bench": (f"{_CLI}.bench", "measure without a model: simulate the scheduler"),

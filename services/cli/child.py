@@ -28,32 +28,41 @@ class ChildExit:
     pid: int
     code: int
 
-    def __str__(self) -> str:
-        if self.code < 0:
-            return f"{self.name} was killed by {signal.Signals(-self.code).name}"
-        return f"{self.name} exited with code {self.code}"
-
-
-class _Process(Protocol):
     @property
-    def pid(self) -> int: ...
+    def how(self) -> str:
+        """The rest of a sentence that begins with its name."""
+        if self.code < 0:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"exited with code {self.code}"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.how}"
+
+
+class Process(Protocol):
+    """A child of ours, however it came about."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
 
     def wait(self) -> int:
         """Reap it: its exit code, or minus the signal that killed it."""
 
 
-class _Forked:
+class Forked:
     """A child that was forked, as Popen shows those it starts."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
     def wait(self) -> int:
+        """As a process's."""
         _, status = os.waitpid(self.pid, 0)
         return os.waitstatus_to_exitcode(status)
 
 
-def _popen(spec: ChildSpec) -> _Process:
+def _popen(spec: ChildSpec) -> Process:
     return subprocess.Popen(spec.command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -65,11 +74,17 @@ class Child:
     """
 
     def __init__(self, spec: ChildSpec, forked: int | None = None) -> None:
-        """Start it; `forked` is the pid of a child of ours that runs already (`fork_child`)."""
+        """Start it; `forked` is the pid of a child of ours that runs already (`fork_child`). Raises
+        OSError, and then none runs."""
         self.spec = spec
-        self._process = _popen(spec) if forked is None else _Forked(forked)
+        self._process = _popen(spec) if forked is None else Forked(forked)
         self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:  # no descriptor is free: nobody could follow it
+            os.kill(self.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
+            self._process.wait()
+            raise
         self._loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[ChildExit] = self._loop.create_future()
         self._loop.add_reader(self._pidfd, self._reap)
@@ -104,4 +119,7 @@ class Child:
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
+        # What it started does not outlive it. Not reaped yet: the number is still its own.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._exited.set_result(ChildExit(self.spec.name, self.pid, self._process.wait()))

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import tempfile
 from collections.abc import Sequence
 
 import grpc
@@ -11,6 +10,7 @@ from rich.console import Console
 from triptych.services.cli.chat import Conversation
 from triptych.services.cli.client import Client, describe, print_summary
 from triptych.services.cli.engine import TOKENIZER, read_all_stats
+from triptych.services.cli.own_folder import own_folder
 from triptych.services.cli.panel import Stats, print_panel, print_processes
 from triptych.services.cli.serve import serve
 from triptych.services.cli.settings import load_engine_settings
@@ -32,10 +32,10 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--prompt", default=_PROMPT)
     parser.add_argument("--max-tokens", type=int, default=_MAX_TOKENS)
     given, rest = parser.parse_known_args(argv)
-    with tempfile.TemporaryDirectory(prefix="triptych-demo-") as folder:
+    with own_folder("triptych-demo-") as folder:
         # Beside an engine that runs already. Of two equal flags the first yields.
         own = (
-            f"--run-dir={folder}/run",
+            f"--run-dir={folder.path}",
             "--port=0",
             "--no-http",
             f"--kv-cache-memory={_KV_CACHE_MEMORY}",

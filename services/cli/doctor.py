@@ -1,7 +1,6 @@
 """`triptych doctor`: checks what an engine needs, then makes one real generation."""
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -12,6 +11,7 @@ from triptych.services.cli import doctor_checks as checks
 from triptych.services.cli.client import Answer, Client, describe, read_stream
 from triptych.services.cli.doctor_checks import Finding, guarded
 from triptych.services.cli.engine import TOKENIZER
+from triptych.services.cli.own_folder import own_folder
 from triptych.services.cli.panel import Stats
 from triptych.services.cli.serve import serve
 from triptych.services.cli.settings import load_engine_settings
@@ -82,6 +82,7 @@ def _plan(settings: DoctorSettings, argv: Sequence[str]) -> list[tuple[str, Call
         ("memory", checks.memory_and_cores),
         ("port", lambda: checks.port(settings.host, settings.port)),
         ("run directory", lambda: checks.run_directory(settings.run_dir)),
+        ("engine", lambda: checks.engine(settings.run_dir)),
     ]
     if model is None:
         remedy = "give --model to check its files and make one generation"
@@ -102,9 +103,9 @@ def generation(argv: Sequence[str]) -> Finding:
         answers.append(await asyncio.to_thread(_ask, stats[TOKENIZER].tokenizer.address))
         stop.set()
 
-    with tempfile.TemporaryDirectory(prefix="triptych-doctor-") as folder:
+    with own_folder("triptych-doctor-") as folder:
         own = [
-            f"--run-dir={folder}",
+            f"--run-dir={folder.path}",
             "--port=0",
             "--host=127.0.0.1",
             "--no-http",

@@ -17,10 +17,13 @@ import psutil
 from packaging.requirements import Requirement
 
 from triptych.services.cli.panel import size
+from triptych.services.cli.stage_table import state_and_reason
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import resolve_model
 from triptych.services.runtime.run_dir import RunDir
+from triptych.services.runtime.stage_states import read_states
 from triptych.services.tokenizer.tokenizer import load_tokenizer
+from triptych.v1 import control_pb2
 
 _MIN_PYTHON = (3, 11)
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -165,6 +168,22 @@ def run_directory(path: str) -> Finding:
     except StartupError as error:
         return Finding("run directory", "warn", str(error), "a second engine needs a --run-dir")
     return Finding("run directory", "ok", str(run_dir.path))
+
+
+def engine(path: str) -> Finding:
+    """What the engine of the run directory says of its processes."""
+    folder = Path(path).absolute()
+    try:
+        run_dir = RunDir.open(folder, create=False)
+    except StartupError:
+        return Finding("engine", "ok", f"none runs in {folder}")
+    stages = read_states(run_dir).stages
+    if not stages:
+        return Finding("engine", "ok", f"none runs in {folder}")
+    detail = "; ".join(f"{stage.name} {state_and_reason(stage)}" for stage in stages)
+    if all(stage.state == control_pb2.StageState.STATE_READY for stage in stages):
+        return Finding("engine", "ok", detail)
+    return Finding("engine", "warn", detail, "see its log, and triptych control status")
 
 
 def memory_and_cores() -> Finding:

@@ -53,6 +53,11 @@ def fork_child(name: str, body: Callable[[], int], close: Iterable[int] = ()) ->
     return pid
 
 
+def set_name(name: str) -> None:
+    """What ps and top call this process."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
 def _run_and_leave(
     name: str, body: Callable[[], int], close: Iterable[int], mask: Iterable[int]
 ) -> None:
@@ -65,7 +70,7 @@ def _run_and_leave(
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)  # for ps and top
+        set_name(name)
         code = body()
         sys.stdout.flush()
         logging.shutdown()

@@ -7,10 +7,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from triptych.services.cli.client import DEFAULT_ADDRESS, describe
 from triptych.services.cli.engine import PROCESSES, TOKENIZER
+from triptych.services.cli.stage_table import state_and_reason
 from triptych.services.runtime.command_line import LineParser
 from triptych.services.runtime.lifecycle import EXIT_FAILED, EXIT_OK
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.runtime.settings import default_run_dir
+from triptych.services.runtime.stage_states import read_states
 from triptych.v1 import control_pb2, control_pb2_grpc, inference_pb2
 
 _INFERENCE: str = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -34,9 +36,12 @@ def run(argv: Sequence[str]) -> int:
     # An address alone may be another machine's: then its processes are not ours to ask.
     if given.run_dir is not None or address is None:
         run_dir = RunDir.open(given.run_dir or default_run_dir(), create=False)
+        stages = {stage.name: stage for stage in read_states(run_dir).stages}
         for name in process_names(run_dir):
-            target = f"unix:{run_dir.control_socket(name)}"
-            results.append((name, check(target, "", given.timeout)))
+            status = check(f"unix:{run_dir.control_socket(name)}", "", given.timeout)
+            if status != _SERVING and name in stages:
+                status = f"{status} ({state_and_reason(stages[name])})"
+            results.append((name, status))
         address = address or public_address(run_dir, given.timeout) or DEFAULT_ADDRESS
     results += [
         (f"{address} {service or '(server)'}", check(address, service, given.timeout))

@@ -5,55 +5,59 @@ once. What only the panel needs is imported when there is something to show.
 """
 
 import asyncio
-import importlib
+import logging
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import grpc
 
-from triptych.services.cli.child import ChildSpec
+from triptych.services.cli.common_imports import import_what_all_need, import_what_steps_need
 from triptych.services.cli.engine import (
     EXECUTOR,
     PROCESSES,
     SCHEDULER,
     STOP_ORDER,
+    SUPERVISOR,
     TOKENIZER,
-    is_serving,
+    ControlContact,
     read_all_stats,
     read_load,
 )
+from triptych.services.cli.engine_specs import resolved, specs_of
 from triptych.services.cli.fork import fork_child, single_threaded
+from triptych.services.cli.fork_server import ForkServer
+from triptych.services.cli.operations import Operations
 from triptych.services.cli.panel import Stats, print_panel
+from triptych.services.cli.patience import Limits
 from triptych.services.cli.progress import StartupProgress
+from triptych.services.cli.restart_policy import RestartRules
 from triptych.services.cli.settings import EngineSettings, load_engine_settings
-from triptych.services.cli.supervisor import Limits, Supervisor
+from triptych.services.cli.stage import StageLinks
+from triptych.services.cli.supervisor import Supervisor
+from triptych.services.cli.supervisor_control import SupervisorControl
 from triptych.services.runtime.gguf_file import drop_handed, hand_down, open_gguf
-from triptych.services.runtime.lifecycle import bind_to_parent, end_start, on_stop_signal
+from triptych.services.runtime.last_words import take_words
+from triptych.services.runtime.lifecycle import (
+    StartupError,
+    bind_to_parent,
+    end_start,
+    on_stop_signal,
+)
 from triptych.services.runtime.logging import configure_logging
-from triptych.services.runtime.model_files import resolve_model
+from triptych.services.runtime.model_files import fingerprint
 from triptych.services.runtime.ports import check_port
 from triptych.services.runtime.run_dir import RunDir
-from triptych.services.runtime.settings import Settings, one_blas_thread, to_argv
+from triptych.services.runtime.stage_states import remove_states, write_states
+from triptych.services.runtime.stale_files import remove_stale, remove_stale_of
 from triptych.services.tokenizer.settings import TokenizerSettings
 
-# What forked processes find imported: none of it is one service's own.
-_ALL_NEED = (
-    "triptych.services.runtime.control_server",
-    "triptych.services.runtime.process_stats",
-    "triptych.services.transport.channel",
-    "triptych.services.transport.silence",
-    "triptych.services.transport.wire",
-    "triptych.v1.stage_pb2",
-)
-_STEPS_NEED = (
-    "triptych.services.transport.fd_passing",
-    "triptych.services.transport.ring_layouts",
-    "triptych.services.transport.rings",
-)
 _STOP_MARGIN = 5.0  # seconds that the tokenizer gets on top of its drain
+
+_log = logging.getLogger(__name__)
 
 OnReady = Callable[[Stats, asyncio.Event], Awaitable[None]]
 
@@ -79,14 +83,24 @@ def serve(settings: EngineSettings, on_ready: OnReady) -> int:
     child could not be kept running. Raises StartupError.
     """
     run_dir = RunDir.open(settings.serve.run_dir)
-    lock = run_dir.lock("supervisor")
+    lock = run_dir.lock(SUPERVISOR)
+    fork_server = ForkServer()
     try:
+        remove_states(run_dir)
+        for name in remove_stale(run_dir):
+            _log.info("removed %s, which a killed process left", name)
         # The tokenizer would say so too, but only once all the others have loaded.
         _check_ports(settings.tokenizer)
-        engine = _resolved(settings, run_dir)
-        forked = _fork_processes(engine, lock)
-        return asyncio.run(_serve(engine, run_dir, on_ready, forked))
+        engine, files = resolved(settings, run_dir)
+        if files.kind == "gguf":
+            # A broken header is said once, here, and not by two children.
+            hand_down(open_gguf(files.path))
+        forked = _fork_processes(engine, lock, fork_server)
+        start = _Start(engine, fingerprint(files), forked, fork_server)
+        return asyncio.run(_serve(start, run_dir, on_ready))
     finally:
+        fork_server.close()
+        remove_states(run_dir)
         os.close(lock)
 
 
@@ -97,28 +111,7 @@ def _check_ports(tokenizer: TokenizerSettings) -> None:
             check_port(tokenizer.http_host, tokenizer.http_port, "--http-port")
 
 
-def _resolved(settings: EngineSettings, run_dir: RunDir) -> EngineSettings:
-    """Resolve the model once, so that the children agree on the files and none asks a hub."""
-    files = resolve_model(settings.tokenizer.model)
-    if files.kind == "gguf":
-        # A broken header is said once, here, and not by two children.
-        hand_down(open_gguf(files.path))
-    told = {"model": str(files.path), "run_dir": str(run_dir.path), "parent_pid": os.getpid()}
-    drafts = settings.executor.speculative_model
-    if drafts is not None:
-        drafts = str(resolve_model(drafts).path)
-    names = settings.tokenizer.served_model_name or (files.name,)
-    return EngineSettings(
-        serve=settings.serve,
-        tokenizer=settings.tokenizer.model_copy(update={**told, "served_model_name": names}),
-        scheduler=settings.scheduler.model_copy(
-            update={"run_dir": told["run_dir"], "parent_pid": told["parent_pid"]}
-        ),
-        executor=settings.executor.model_copy(update={**told, "speculative_model": drafts}),
-    )
-
-
-def _fork_processes(settings: EngineSettings, lock: int) -> dict[str, int]:
+def _fork_processes(settings: EngineSettings, lock: int, fork_server: ForkServer) -> dict[str, int]:
     """Fork what can be forked: pids by name. The rest is started as a program of its own.
 
     The tokenizer goes first: it has most to do, and does it while we import what the others need.
@@ -130,10 +123,9 @@ def _fork_processes(settings: EngineSettings, lock: int) -> dict[str, int]:
             forked[name] = fork_child(name, partial(_run, name, settings), close=(lock,))
 
     try:
-        _import_all(_ALL_NEED)
+        import_what_all_need()
         fork(TOKENIZER)
-        with one_blas_thread():
-            _import_all(_STEPS_NEED)
+        import_what_steps_need()
         fork(SCHEDULER)
         fork(EXECUTOR)
     except BaseException:
@@ -143,12 +135,8 @@ def _fork_processes(settings: EngineSettings, lock: int) -> dict[str, int]:
         raise
     drop_handed()
     end_start()
+    fork_server.fork_here(close=(lock,))
     return forked
-
-
-def _import_all(names: Sequence[str]) -> None:
-    for name in names:
-        importlib.import_module(name)
 
 
 def _run(name: str, settings: EngineSettings) -> int:
@@ -168,51 +156,90 @@ def _run(name: str, settings: EngineSettings) -> int:
     return run_executor(settings.executor)
 
 
-def _spec(name: str, settings: Settings) -> ChildSpec:
-    service = name.split("-", 1)[0]
-    command = (sys.executable, "-m", f"triptych.services.{service}", *to_argv(settings))
-    return ChildSpec(name, command)
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What is known before the event loop runs."""
+
+    settings: EngineSettings
+    fingerprint: str
+    forked: Mapping[str, int]
+    fork_server: ForkServer
 
 
-async def _serve(
-    settings: EngineSettings, run_dir: RunDir, on_ready: OnReady, forked: Mapping[str, int]
-) -> int:
+async def _serve(start: _Start, run_dir: RunDir, on_ready: OnReady) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    on_stop_signal(stop.set, loop)
     progress = StartupProgress(PROCESSES, sys.stderr, lambda: read_load(run_dir))
+
+    def changed() -> None:
+        try:
+            write_states(run_dir, supervisor.states())
+        except OSError as error:  # a full disk, or a folder that somebody removed
+            _log.warning("states cannot be written: %s", error)
+        control.changed()
+        operations.changed()
+
     supervisor = Supervisor(
-        specs=[_spec(name, _of(settings, name)) for name in PROCESSES],
+        specs=specs_of(start.settings),
         stop_order=STOP_ORDER,
-        probe=lambda name: is_serving(run_dir, name),
-        limits=Limits(
-            grace=settings.serve.shutdown_grace + _STOP_MARGIN,
-            startup_timeout=settings.serve.startup_timeout,
+        links=StageLinks(
+            contact=lambda name: ControlContact(run_dir, name),
+            changed=changed,
+            ended=lambda name: _ended(run_dir, name),
+            fork=start.fork_server.fork,
         ),
+        limits=_limits(start.settings),
         progress=progress.note,
-        forked=forked,
+        forked=start.forked,
     )
+    operations = Operations(
+        supervisor, start.fork_server, run_dir, start.settings, start.fingerprint
+    )
+    control = SupervisorControl(run_dir, supervisor, operations)
+
+    def end() -> None:
+        control.stop_begins()
+        stop.set()
 
     async def ready() -> None:
         progress.finish()
         stats = await _stats_soon(run_dir)
-        # A tokenizer that is started again must come back where its clients look for it.
-        tokenizer = stats[TOKENIZER].tokenizer
-        ports = {"port": _port_of(tokenizer.address)}
-        if tokenizer.http_address:
-            ports["http_port"] = _port_of(tokenizer.http_address)
-        supervisor.replace_spec(_spec(TOKENIZER, settings.tokenizer.model_copy(update=ports)))
+        operations.started(stats[TOKENIZER].tokenizer)
         await on_ready(stats, stop)
 
+    on_stop_signal(end, loop)
     progress.start(lambda: supervisor.pids)
     try:
-        return await supervisor.run(stop, ready)
+        async with control.running():
+            return await supervisor.run(stop, ready)
     finally:
         progress.finish()
 
 
-def _port_of(address: str) -> int:
-    return int(address.rsplit(":", 1)[1])
+def _ended(run_dir: RunDir, name: str) -> str:
+    """Clean up after a process; its last words."""
+    words = take_words(run_dir, name)
+    try:
+        remove_stale_of(run_dir, name)
+    except (OSError, StartupError) as error:
+        _log.warning("what %s left cannot be removed: %s", name, error)
+    return words
+
+
+def _limits(settings: EngineSettings) -> Limits:
+    serve, scheduler = settings.serve, settings.scheduler
+    return Limits(
+        startup_timeout=serve.startup_timeout,
+        grace=settings.tokenizer.shutdown_grace + _STOP_MARGIN,
+        heartbeat_interval=scheduler.heartbeat_interval,
+        heartbeat_timeout=scheduler.heartbeat_timeout,
+        restarts=RestartRules(
+            max_restarts=serve.max_restarts,
+            window=serve.restart_window,
+            longest_delay=serve.restart_delay_max,
+        ),
+        exit_on_crash_loop=serve.exit_on_crash_loop,
+    )
 
 
 async def _stats_soon(run_dir: RunDir) -> Stats:
@@ -222,13 +249,3 @@ async def _stats_soon(run_dir: RunDir) -> Stats:
             return await read_all_stats(run_dir)
         except grpc.aio.AioRpcError:
             await asyncio.sleep(0.5)
-
-
-def _of(settings: EngineSettings, name: str) -> Settings:
-    match name:
-        case "scheduler":
-            return settings.scheduler
-        case "executor-0":
-            return settings.executor
-        case _:
-            return settings.tokenizer

@@ -30,7 +30,7 @@ class ServeSettings(Settings):
         json_schema_extra=flag("Supervision", unit="seconds"),
     )
     max_restarts: int = Field(
-        default=5,
+        default=8,
         ge=1,
         le=1000,
         description="a process that ends so often in a row, each time within --restart-window of"

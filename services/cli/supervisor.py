@@ -1,41 +1,31 @@
 """Starts the processes of an engine, keeps them running, and stops them in order.
 
-It knows nothing of what they do: `probe` says whether one is ready. A child that ends during
-start-up ends the engine with the child's exit code; one that ends later is started again, with a
-growing delay, until it has ended `max_restarts` times within `restart_window`.
+It knows nothing of what they do (see contact). A child that ends during start-up ends the engine
+with the child's exit code; one that ends later is started again, as its stage decides.
 """
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from triptych.services.cli.child import Child, ChildExit, ChildSpec
+from triptych.services.cli.cancellation import cancel
+from triptych.services.cli.child import ChildSpec
+from triptych.services.cli.patience import Limits
+from triptych.services.cli.stage import CRASH_LOOP, Stage, StageLinks
 from triptych.services.runtime.lifecycle import EXIT_FAILED, EXIT_OK, StartupError
+from triptych.v1 import control_pb2
 
 _log = logging.getLogger(__name__)
 
+Progress = Callable[[str, str], None]
 _T = TypeVar("_T")
-Probe = Callable[[str], Awaitable[bool]]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of the supervisor's patience, in seconds unless the name says otherwise."""
-
-    startup_timeout: float = 600.0
-    grace: float = 30.0
-    grace_rest: float = 5.0  # each child but the first to stop, which drains
-    probe_interval: float = 0.1
-    restart_delay: float = 0.2
-    restart_delay_max: float = 5.0
-    restart_window: float = 60.0
-    max_restarts: int = 5
+class Busy(Exception):
+    """An operation that cannot be carried out now; says why."""
 
 
 class Supervisor:
@@ -45,28 +35,41 @@ class Supervisor:
         self,
         specs: Sequence[ChildSpec],
         stop_order: Sequence[str],
-        probe: Probe,
+        links: StageLinks,
         limits: Limits,
-        progress: Callable[[str, str], None] = lambda _name, _event: None,
+        progress: Progress = lambda _name, _event: None,
         forked: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`forked` are pids of those of the specs' processes that run already, by name."""
-        self._specs = {spec.name: spec for spec in specs}
+        self._changed = links.changed
+        links = replace(links, changed=self._stage_changed)
+        self._stages = {
+            spec.name: Stage(spec, links, limits, forked.get(spec.name)) for spec in specs
+        }
         self._stop_order = tuple(stop_order)
-        self._probe = probe
         self._limits = limits
         self._progress = progress
-        self._forked = dict(forked)
-        self._children: dict[str, Child] = {}
+        self._over: asyncio.Future[int] | None = None  # while it keeps the children running
+        self._operation: asyncio.Task[Any] | None = None
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the children that run now."""
-        return {name: child.pid for name, child in self._children.items() if child.running}
+        return {name: stage.pid for name, stage in self._stages.items() if stage.pid}
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name. Raises KeyError."""
+        return self._stages[name]
+
+    def states(self) -> control_pb2.SupervisorStats:
+        """What is known of each stage, in the order of their start."""
+        return control_pb2.SupervisorStats(
+            stages=[stage.describe() for stage in self._stages.values()]
+        )
 
     def replace_spec(self, spec: ChildSpec) -> None:
         """Use another command when the child of that name is started again."""
-        self._specs[spec.name] = spec
+        self._stages[spec.name].spec = spec
 
     async def run(
         self, stop: asyncio.Event, on_ready: Callable[[], Awaitable[None]] | None = None
@@ -77,124 +80,172 @@ class Supervisor:
         raises ends the engine and comes out here. Raises StartupError when start-up takes too long.
         """
         try:
-            for name in self._specs:
-                self._start(name)
-            code = await self._until_stopped(self._ready(), stop)
+            code = await self._until_stopped(self._start(self._stages.values()), stop)
             if code is None and not stop.is_set():
+                self.keep_all()
                 after = on_ready() if on_ready is not None else _nothing()
                 code = await self._until_stopped(self._serve(after), stop)
             return EXIT_OK if code is None else code
         finally:
+            self._over = None
+            if self._operation is not None:
+                await cancel(self._operation)
             await self._stop_all()
+
+    # ------------------------------------------------------------------ for operators
+
+    def check_free(self) -> None:
+        """Raises Busy while an operation is carried out, and before and after all are kept."""
+        if self._over is None:
+            raise Busy("the engine stops")
+        if self._operation is not None:
+            raise Busy(f"{self._operation.get_name()} is under way")
+
+    async def operate(self, name: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Carry out an operation, one at a time. It goes on when the caller is cancelled; the stop
+        of the engine ends it. Raises Busy, and what the work raises."""
+        self.check_free()
+        operation = self._operation = asyncio.create_task(work(), name=name)
+        operation.add_done_callback(self._operation_ended)
+        try:
+            return await asyncio.shield(operation)
+        except asyncio.CancelledError:
+            if operation.cancelled():
+                raise Busy("the engine stops") from None
+            raise
+
+    async def start_anew(self, specs: Sequence[ChildSpec]) -> str | None:
+        """Stop all children and start others in their place, which are not kept running until
+        `keep_all`; how one of them failed, if one did."""
+        for name in self._stop_order:
+            await self._stages[name].halt(self._limits.grace_rest)
+        for spec in specs:
+            self.replace_spec(spec)
+        try:
+            code = await self._start(self._stages.values())
+        except StartupError as error:
+            return str(error)
+        return None if code is None else self._failures()
+
+    async def start_again(self, name: str) -> str | None:
+        """Start a child that was halted, and keep it running; how it failed, if it did: then it is
+        halted again."""
+        stage = self._stages[name]
+        reason = stage.reason
+        try:
+            code = await self._start([stage])
+            failure = None if code is None else f"{name} {stage.last_end}"
+        except StartupError as error:
+            failure = str(error)
+        if failure is None:
+            stage.keep(self._keeper_ended)
+        else:
+            await stage.halt(self._limits.grace_rest, reason)
+        return failure
+
+    async def halt(self, name: str, reason: str) -> None:
+        """End a child and start no other until `start_again`; the reason is for others to read."""
+        await self._stages[name].halt(self._limits.grace_rest, reason)
+
+    def keep_all(self) -> None:
+        """Start each child again whenever it ends, from now on."""
+        if self._over is None:
+            self._over = asyncio.get_running_loop().create_future()
+        for stage in self._stages.values():
+            stage.keep(self._keeper_ended)
+
+    def _operation_ended(self, operation: asyncio.Task[Any]) -> None:
+        self._operation = None
+        if not operation.cancelled():
+            operation.exception()  # seen, also where the caller has gone
+
+    def _failures(self) -> str:
+        return "; ".join(
+            f"{each.name} {each.last_end}" for each in self._stages.values() if not each.pid
+        )
+
+    # ------------------------------------------------------------------ start, keep, stop
 
     async def _until_stopped(self, work: Awaitable[int | None], stop: asyncio.Event) -> int | None:
         working = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
-            await _cancel(stopping)
+            await cancel(stopping)
             return working.result()
-        await _cancel(working)
+        await cancel(working)
         return None
 
-    async def _ready(self) -> int | None:
-        """Wait for every child; its exit code when one ends first."""
-        waits = [asyncio.ensure_future(self._child_ready(name)) for name in self._specs]
+    async def _start(self, stages: Collection[Stage]) -> int | None:
+        """Launch children and wait for each; an exit code when one ends first."""
+        for stage in stages:
+            try:
+                stage.launch()
+            except OSError as error:
+                raise StartupError(f"{stage.name} cannot be started: {error}") from error
+        waits = {stage.name: asyncio.ensure_future(self._first_ready(stage)) for stage in stages}
         try:
             async with asyncio.timeout(self._limits.startup_timeout):
-                for wait in asyncio.as_completed(waits):
-                    ended = await wait
-                    if ended is not None:
-                        # The child has said why in a line of its own, unless it was killed.
-                        if ended.code <= 0:
-                            _log.error("%s during start-up", ended)
-                        return ended.code if ended.code > 0 else EXIT_FAILED
+                for wait in asyncio.as_completed(waits.values()):
+                    code = await wait
+                    if code is not None:
+                        return code if code > 0 else EXIT_FAILED
         except TimeoutError:
-            late = [n for n, w in zip(self._specs, waits, strict=True) if not w.done()]
+            late = [name for name, wait in waits.items() if not wait.done()]
             raise StartupError(
                 f"{', '.join(late)} not ready after {self._limits.startup_timeout:g} s; "
                 "see --startup-timeout"
             ) from None
         finally:
-            for each in waits:
-                await _cancel(each)
+            await cancel(*waits.values())
         return None
 
-    async def _child_ready(self, name: str) -> ChildExit | None:
-        child = self._children[name]
-        exited = asyncio.ensure_future(child.exited())
-        try:
-            while not exited.done():
-                if await self._probe(name):
-                    self._progress(name, "ready")
-                    return None
-                await asyncio.wait({exited}, timeout=self._limits.probe_interval)
-            return exited.result()
-        finally:
-            await _cancel(exited)
+    async def _first_ready(self, stage: Stage) -> int | None:
+        code = await stage.first_ready()
+        if code is None:
+            self._progress(stage.name, "ready")
+        elif code <= 0:  # else the child has said why in a line of its own
+            _log.error("%s %s during start-up", stage.name, stage.last_end)
+        return code
 
     async def _serve(self, after: Awaitable[None]) -> int | None:
         """Keep every child running; an exit code when one cannot be kept."""
-        keepers: set[asyncio.Future[object]] = {
-            asyncio.ensure_future(self._keep(name)) for name in self._specs
-        }
-        told: asyncio.Future[object] = asyncio.ensure_future(after)
-        pending = {*keepers, told}
+        if self._over is None:
+            raise AssertionError("nothing is kept")
+        over = self._over
+        told = asyncio.ensure_future(after)
+        both: set[asyncio.Future[Any]] = {told, over}
         try:
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for each in done:
-                    each.result()
-                if done & keepers:
-                    return EXIT_FAILED
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                told.result()
+            return await over
         finally:
-            for each in (*keepers, told):
-                await _cancel(each)
-        return None
+            await cancel(told)
 
-    async def _keep(self, name: str) -> None:
-        """Start a child again whenever it ends; return when it ended too often."""
-        limits = self._limits
-        ends: deque[float] = deque()
-        while True:
-            ended = await self._children[name].exited()
-            now = time.monotonic()
-            while ends and now - ends[0] > limits.restart_window:
-                ends.popleft()
-            ends.append(now)
-            facts = {"pid": ended.pid}
-            if len(ends) > limits.max_restarts:
-                _log.error(
-                    "%s, %d times within %g s: giving up",
-                    ended, len(ends), limits.restart_window, extra=facts,
-                )  # fmt: skip
-                return
-            delay = min(limits.restart_delay * 2 ** (len(ends) - 1), limits.restart_delay_max)
-            _log.error("%s: starting it again in %g s", ended, delay, extra=facts)
-            await asyncio.sleep(delay)
-            self._start(name)
+    def _stage_changed(self) -> None:
+        self._changed()
+        looping = any(stage.state == CRASH_LOOP for stage in self._stages.values())
+        if looping and self._limits.exit_on_crash_loop and self._over and not self._over.done():
+            self._over.set_result(EXIT_FAILED)
 
-    def _start(self, name: str) -> None:
-        self._children[name] = Child(self._specs[name], self._forked.pop(name, None))
+    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
+        """A keeper ends only when it is cancelled, or by a bug."""
+        if keeper.cancelled() or self._over is None or self._over.done():
+            return
+        error = keeper.exception()
+        self._over.set_exception(error or AssertionError(f"{keeper.get_name()} ended"))
 
     async def _stop_all(self) -> None:
+        """What comes later in the order is kept running until its turn: the first one drains."""
         grace = self._limits.grace
         for name in self._stop_order:
-            child = self._children.get(name)
-            if child is None:
-                continue
-            if child.running:
+            stage = self._stages[name]
+            if stage.pid:
                 self._progress(name, "stopping")
-            await child.stop(grace)
+            await stage.halt(grace)
             grace = self._limits.grace_rest
 
 
 async def _nothing() -> None:
     return None
-
-
-async def _cancel(future: asyncio.Future[_T]) -> None:
-    """Cancel and wait; what it raises besides is read elsewhere."""
-    future.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.wait({future})

@@ -14,8 +14,11 @@ from triptych.services.executor.backend import Backend, BackendFacts, BackendOpt
 from triptych.services.executor.memory_nodes import read_nodes
 from triptych.services.executor.settings import ExecutorSettings
 from triptych.services.executor.stats import Counters, executor_stats
+from triptych.services.executor.step_timeout import StepTimeout
 from triptych.services.executor.worker import Worker
+from triptych.services.runtime.activity import Watch
 from triptych.services.runtime.control_server import ControlServer
+from triptych.services.runtime.last_words import end_hung, last_words
 from triptych.services.runtime.lifecycle import (
     EXIT_OK,
     begin_start,
@@ -35,8 +38,8 @@ if TYPE_CHECKING:  # loaded where there is one
     from triptych.services.executor.draft_model import DraftModel
 
 _PROGRESS_SECONDS = 5.0
-_HEALTH_SECONDS = 0.1
-_STOP_SECONDS = 5.0
+_WATCH_SECONDS = 0.1
+_STOP_SECONDS = 8.0  # a step in flight
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +62,12 @@ def _run(settings: ExecutorSettings) -> int:
     name = f"executor-{settings.rank}"
     configure_logging(settings.log_level, name)
     run_dir = RunDir.open(settings.run_dir)
-    lock = run_dir.lock(name)
-    try:
-        return asyncio.run(_Process(settings, run_dir, name).run())
-    finally:
-        os.close(lock)
+    with last_words(run_dir, name):
+        lock = run_dir.lock(name)
+        try:
+            return asyncio.run(_Process(settings, run_dir, name).run())
+        finally:
+            os.close(lock)
 
 
 def _options(settings: ExecutorSettings) -> BackendOptions:
@@ -113,14 +117,15 @@ class _Process:
 
     def __init__(self, settings: ExecutorSettings, run_dir: RunDir, name: str) -> None:
         self._settings = settings
+        self._run_dir = run_dir
+        self._name = name
         self._control = ControlServer(run_dir, name, self._stats)
-        self._counters = Counters()
+        self._counters = Counters(Watch(settings.heartbeat_timeout))
         self._worker = Worker(
             run_dir, name, settings.rank, settings.heartbeat_interval, self._counters
         )
         self._facts: BackendFacts | None = None
         self._draft_facts: BackendFacts | None = None
-        self._stopping = False
 
     async def run(self) -> int:
         files = resolve_model(self._settings.model)
@@ -136,17 +141,18 @@ class _Process:
             target=self._work, args=(files, draft_files, loop, ended), name="worker", daemon=True
         )
         thread.start()
-        watch = asyncio.create_task(self._watch_health())
+        watch = asyncio.create_task(self._watch())
         ended.add_done_callback(lambda _: stop.set())
         await stop.wait()
         watch.cancel()
         self._control.set_serving(False)
         self._worker.stop()
-        if not ended.done():
+        if not ended.done() and self._facts is not None:
             await asyncio.wait({ended}, timeout=_STOP_SECONDS)
         await self._control.stop()
         if not ended.done():
-            _log.warning("the step in flight does not end; leaving it")
+            if self._facts is not None:
+                _log.warning("the step in flight does not end; leaving it")
             logging.shutdown()
             os._exit(EXIT_OK)
         thread.join()
@@ -207,18 +213,22 @@ class _Process:
         )
         return backend, draft
 
-    async def _watch_health(self) -> None:
-        """SERVING while a scheduler has us and no step is stuck."""
+    async def _watch(self) -> None:
+        """SERVING while a scheduler has us and no step is stuck; a hung one ends the process."""
+        watch = self._counters.watch
+        timeout = StepTimeout(self._settings.step_timeout, time.monotonic())
         while True:
-            started = self._counters.step_started
-            age = 0.0 if started is None else time.monotonic() - started
-            stuck = age > self._settings.heartbeat_timeout
-            self._control.set_serving(self._worker.joined and not stuck)
-            await asyncio.sleep(_HEALTH_SECONDS)
+            now = time.monotonic()
+            age = timeout.passed(watch.oldest_step, now)
+            if age is not None:
+                words = f"a step takes {age:.0f} s, longer than step_timeout: hung"
+                end_hung(self._run_dir, self._name, words)
+            self._control.set_serving(self._worker.joined and not watch.at(now).stuck)
+            await asyncio.sleep(_WATCH_SECONDS)
 
     def _stats(self) -> control_pb2.StatsResponse:
         return control_pb2.StatsResponse(
-            process=process_stats(),
+            process=process_stats(self._counters.watch.at(time.monotonic())),
             executor=executor_stats(self._facts, self._counters, self._draft_facts),
         )
 

@@ -31,7 +31,9 @@ from triptych.services.transport.ring_layouts import logits_layout, step_layout
 from triptych.services.transport.rings import LogitsRing, RingError, StepRing
 from triptych.v1 import stage_pb2
 
-_WELCOME_SECONDS = 5.0
+_WELCOME_SECONDS = 1.0
+"""A scheduler answers at once. One that died with our hello does not, and the next never saw it."""
+_AGAIN_SECONDS = 0.05
 _EXCHANGE_SECONDS = 10.0
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -128,6 +130,7 @@ class SchedulerLink:
             if session is not None:
                 return session, identity
             channel.close()
+            stopping.wait(_AGAIN_SECONDS)
         return None
 
     def _attempt(self, channel: Channel, stopping: threading.Event) -> Session | None:

@@ -5,22 +5,24 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from triptych.services.executor.backend import BackendFacts
+from triptych.services.runtime.activity import Watch
 from triptych.v1 import control_pb2, stage_pb2
 
 RECENT_STEPS = 512
 """Durations that are kept: enough for a median over a window of a benchmark."""
+_STUCK_SECONDS = 10.0  # where nobody says otherwise
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start, and the start of the step in flight (monotonic; None when idle)."""
+    """Totals since the start, and what is being done now."""
 
+    watch: Watch = field(default_factory=lambda: Watch(_STUCK_SECONDS))
     steps: int = 0
     step_seconds: float = 0.0
     tokens: int = 0
     load_seconds: float = 0.0
     load_bytes: tuple[int, int] = (0, 0)  # done and in all, while weights load
-    step_started: float | None = None
     draft_tokens: int = 0
     draft_seconds: float = 0.0
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -39,9 +41,10 @@ class Counters:
 
     def beat(self) -> stage_pb2.ExecutorBeat:
         """The numbers that a beat carries."""
-        started = self.step_started
-        age = 0.0 if started is None else time.monotonic() - started
-        return stage_pb2.ExecutorBeat(step_age_ms=int(age * 1000), steps_total=self.steps)
+        seen = self.watch.at(time.monotonic())
+        return stage_pb2.ExecutorBeat(
+            step_age_ms=seen.step_age_ms, steps_total=self.steps, activity=seen.activity
+        )
 
 
 def executor_stats(

@@ -99,10 +99,10 @@ class Worker:
         if draft is not None:
             draft.reserve(layout.max_tokens, layout.max_rows)
         for ready in session.steps(self._wake):
-            self._counters.step_started = time.monotonic()
+            self._counters.watch.step_began(time.monotonic())
             answer = self._execute(session, backend, draft, ready)
-            self._counters.step_started = None
             session.send(answer)
+            self._counters.watch.step_ended(time.monotonic())
 
     def _execute(
         self,

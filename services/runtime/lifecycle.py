@@ -13,6 +13,8 @@ from collections.abc import Callable
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_STARTUP = 2
+EXIT_HUNG = 70
+"""Of a process that found itself hung: a step took longer than step_timeout."""
 
 _PR_SET_PDEATHSIG = 1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

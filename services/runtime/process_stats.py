@@ -7,17 +7,19 @@ from pathlib import Path
 import psutil
 
 import triptych
+from triptych.services.runtime.activity import Seen
 from triptych.v1 import control_pb2
 
 RING_NAMES = ("triptych-step", "triptych-logits")
 """Names of the memfd regions that are mapped from one process into another."""
 
 
-def process_stats() -> control_pb2.ProcessStats:
-    """Pid, version, age, resident bytes, open descriptors and mapped rings of this process."""
+def process_stats(seen: Seen | None = None) -> control_pb2.ProcessStats:
+    """Pid, version, age, resident bytes, open descriptors and mapped rings of this process; what
+    it does, of one that makes steps."""
     process = psutil.Process()
     with process.oneshot():
-        return control_pb2.ProcessStats(
+        stats = control_pb2.ProcessStats(
             pid=os.getpid(),
             version=triptych.__version__,
             uptime_seconds=max(0.0, time.time() - process.create_time()),
@@ -25,6 +27,11 @@ def process_stats() -> control_pb2.ProcessStats:
             open_files=process.num_fds(),
             ring_maps=count_ring_maps(),
         )
+    if seen is not None:
+        stats.activity = seen.activity
+        stats.step_age_ms = seen.step_age_ms
+        stats.progress_age_ms = seen.progress_age_ms
+    return stats
 
 
 def count_ring_maps(maps: Path = Path("/proc/self/maps")) -> int:

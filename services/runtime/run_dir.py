@@ -3,12 +3,15 @@
 import fcntl
 import os
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.services.runtime.lifecycle import StartupError
 
 _SOCKET_PATH_MAX = 107  # sizeof(sockaddr_un.sun_path) - 1
+_LOCK_TRIES = 5
+_LOCK_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +77,50 @@ class RunDir:
         Raises StartupError when a live process holds it, or when its file cannot be opened. A lock
         needs no cleaning up after kill -9.
         """
+        fd = self.claim(name)
+        if fd is None:
+            raise StartupError(
+                f"another {name} runs in {self.path} (pid {self._holder(name)}); "
+                "stop it or use another --run-dir"
+            )
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return fd
+
+    def claim(self, name: str) -> int | None:
+        """Hold the role `name`, without a word of who does, while the descriptor is open; None when
+        a live process holds it. Raises StartupError when its file cannot be opened."""
         path = self.path / f"{name}.lock"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StartupError(f"{path}: {error.strerror}; use another --run-dir") from error
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOCK_SECONDS)  # somebody may only be asking (`held`)
+            else:
+                return fd
+        os.close(fd)
+        return None
+
+    def removed(self, name: str) -> bool:
+        """Whether the file of a role that is held is gone: somebody has removed the folder, and its
+        processes do not find one another any more."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(fd)
-            raise StartupError(
-                f"another {name} runs in {self.path} (pid {holder}); "
-                "stop it or use another --run-dir"
-            ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        return fd
+            (self.path / f"{name}.lock").stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False  # nobody can say
+        return False
+
+    def _holder(self, name: str) -> str:
+        try:
+            return (self.path / f"{name}.lock").read_text().strip() or "unknown"
+        except (OSError, UnicodeDecodeError):
+            return "unknown"
 
     def held(self, name: str) -> bool:
         """Whether a live process holds the role `name`."""

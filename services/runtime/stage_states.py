@@ -17,11 +17,18 @@ _HOPELESS = frozenset(
 
 
 def write_states(run_dir: RunDir, stats: control_pb2.SupervisorStats) -> None:
-    """Replace what is known, at once for all readers. The caller holds the supervisor's lock."""
+    """Replace what is known, at once for all readers. The caller holds the supervisor's lock.
+
+    Raises OSError where it cannot be written; then nothing is known, rather than what was before.
+    """
     path = run_dir.path / _NAME
     fresh = path.with_suffix(".new")
-    fresh.write_bytes(stats.SerializeToString())
-    fresh.replace(path)
+    try:
+        fresh.write_bytes(stats.SerializeToString())
+        fresh.replace(path)
+    except OSError:
+        remove_states(run_dir)
+        raise
 
 
 def remove_states(run_dir: RunDir) -> None:

@@ -15,6 +15,7 @@
 Any other exception is our fault: INTERNAL with an opaque id that the log explains.
 """
 
+import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator
@@ -78,13 +79,17 @@ async def rpc_errors(
 ) -> AsyncIterator[None]:
     """Around the body of every rpc: what it raises becomes the rpc's status."""
     try:
-        yield
-    except RequestError as error:
-        await _abort(context, to_status(error))
-    except grpc.aio.AbortError:
-        raise
-    except Exception as error:  # the rpc's top: grpc would send the exception's text to the client
-        await _abort(context, unexpected(error))
+        try:
+            yield
+        except RequestError as error:
+            await _abort(context, to_status(error))
+        except (grpc.aio.AbortError, grpc.aio.InternalError):
+            raise
+        except Exception as error:  # the rpc's top: grpc would send the client its text
+            await _abort(context, unexpected(error))
+    except grpc.aio.InternalError as error:
+        # Said to a client that is gone, or that gRPC itself has just answered.
+        raise asyncio.CancelledError from error
 
 
 async def _abort(

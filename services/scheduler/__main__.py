@@ -10,7 +10,8 @@ import time
 
 import zmq
 
-from triptych.services.runtime.control_server import ControlServer
+from triptych.services.runtime.control_server import ControlCalls, ControlServer
+from triptych.services.runtime.last_words import last_words
 from triptych.services.runtime.lifecycle import (
     EXIT_OK,
     StartupError,
@@ -26,11 +27,11 @@ from triptych.services.runtime.run_dir import RunDir
 from triptych.services.runtime.settings import load_settings
 from triptych.services.scheduler.logits_processors import load_processors
 from triptych.services.scheduler.loop import StepLoop
+from triptych.services.scheduler.loop_watch import LoopWatch, watch_loop
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.v1 import control_pb2
 
 _NAME = "scheduler"
-_HEALTH_SECONDS = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -52,11 +53,12 @@ def _run(settings: SchedulerSettings) -> int:
     bind_to_parent(settings.parent_pid)
     configure_logging(settings.log_level, _NAME)
     run_dir = RunDir.open(settings.run_dir)
-    lock = run_dir.lock(_NAME)
-    try:
-        return asyncio.run(_serve(settings, run_dir))
-    finally:
-        os.close(lock)
+    with last_words(run_dir, _NAME):
+        lock = run_dir.lock(_NAME)
+        try:
+            return asyncio.run(_serve(settings, run_dir))
+        finally:
+            os.close(lock)
 
 
 async def _serve(settings: SchedulerSettings, run_dir: RunDir) -> int:
@@ -68,7 +70,9 @@ async def _serve(settings: SchedulerSettings, run_dir: RunDir) -> int:
         steps = StepLoop(settings, run_dir, epoch, processors)
     except (OSError, zmq.ZMQError) as error:
         raise StartupError(f"sockets in {run_dir.path}: {error}") from error
-    control = ControlServer(run_dir, _NAME, lambda: _stats(steps), steps.forget_cache)
+    watch = LoopWatch(steps.snapshot, time.monotonic())
+    timeout = settings.heartbeat_timeout
+    control = ControlServer(run_dir, _NAME, lambda: _stats(steps, watch, timeout), _calls(steps))
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     stop = asyncio.Event()
@@ -78,17 +82,38 @@ async def _serve(settings: SchedulerSettings, run_dir: RunDir) -> int:
     thread.start()
     end_start()
     _log.info("waiting for an executor", extra={"run_dir": run_dir.path, "epoch": epoch})
-    watch = asyncio.create_task(_watch_health(steps, control, settings.heartbeat_timeout))
-    ended.add_done_callback(lambda _: stop.set())
+    watching = asyncio.create_task(
+        watch_loop(
+            lambda: steps.snapshot,
+            watch,
+            settings,
+            lambda serving: control.set_serving(serving and not stop.is_set()),
+            run_dir,
+        )
+    )
+    for end in (ended, watching):
+        end.add_done_callback(lambda _: stop.set())
     await stop.wait()
-    watch.cancel()
     control.set_serving(False)
     steps.stop()
     try:
         await ended  # raises what killed the step loop: the process dies with it
+        if watching.done():
+            watching.result()
     finally:
+        watching.cancel()
         await control.stop()
     return EXIT_OK
+
+
+def _calls(steps: StepLoop) -> ControlCalls:
+    async def flush_cache(
+        _request: control_pb2.FlushCacheRequest,
+    ) -> control_pb2.FlushCacheResponse:
+        forgotten = await asyncio.wrap_future(steps.forget_cache())
+        return control_pb2.FlushCacheResponse(blocks_forgotten=forgotten)
+
+    return ControlCalls(flush_cache=flush_cache)
 
 
 def _run_steps(
@@ -106,17 +131,10 @@ def _run_steps(
     loop.call_soon_threadsafe(end)
 
 
-async def _watch_health(steps: StepLoop, control: ControlServer, timeout: float) -> None:
-    """SERVING while an executor is ready, no step is stuck and the step loop takes its turns."""
-    while True:
-        snapshot = steps.snapshot
-        fresh = time.perf_counter() - snapshot.taken_at <= timeout
-        control.set_serving(snapshot.serving and fresh)
-        await asyncio.sleep(_HEALTH_SECONDS)
-
-
-def _stats(steps: StepLoop) -> control_pb2.StatsResponse:
-    return control_pb2.StatsResponse(process=process_stats(), scheduler=steps.snapshot.stats)
+def _stats(steps: StepLoop, watch: LoopWatch, timeout: float) -> control_pb2.StatsResponse:
+    process = process_stats()
+    watch.describe(process, timeout)
+    return control_pb2.StatsResponse(process=process, scheduler=steps.snapshot.stats)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from triptych.engine_core.policy import policy_of
 from triptych.engine_core.python_batch import PythonBatch
 from triptych.engine_core.sampling import SamplingState
 from triptych.engine_core.scheduler import Scheduler
+from triptych.engine_core.suspects import Suspects
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.v1 import stage_pb2
 
@@ -24,8 +25,10 @@ def build_core(
     layout: StepLayout,
     sampleable_vocabulary: int,
     sampling: SamplingState,
+    suspects: Suspects | None = None,
 ) -> Scheduler:
-    """An empty scheduler for a model. Raises ValueError naming what cannot work."""
+    """An empty scheduler for a model; `suspects`: of the one before. Raises ValueError naming what
+    cannot work."""
     limits = Limits(
         max_model_len=facts.max_model_len,
         max_num_seqs=settings.max_num_seqs,
@@ -39,7 +42,7 @@ def build_core(
         prefix_caching=settings.enable_prefix_caching,
     )
     batch = _new_batch(settings, facts, layout)
-    return Scheduler(limits, batch, sampling, policy_of(settings.scheduling_policy))
+    return Scheduler(limits, batch, sampling, policy_of(settings.scheduling_policy), suspects)
 
 
 def _new_batch(

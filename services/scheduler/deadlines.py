@@ -16,6 +16,7 @@ class Limit(Enum):
     QUEUE = "queue_timeout"
     TOTAL = "request_timeout"
     GRAMMAR = "structured_output_timeout"
+    CALL = "deadline"
 
 
 class Deadline(NamedTuple):
@@ -37,7 +38,7 @@ class Deadlines:
         self._prune_at = _SLACK
 
     def add(self, request_id: RequestId, now: float, limit: Limit, seconds: float) -> None:
-        """Watch a request. Nothing for 0 seconds."""
+        """Watch a request that began at `now`. Nothing for 0 seconds."""
         if seconds <= 0:
             return
         deadline = Deadline(now + seconds, request_id, limit, seconds)

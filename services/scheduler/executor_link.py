@@ -210,8 +210,9 @@ class ExecutorLink:
             _log.error("executor refused: %s", reason, extra={"pid": hello.pid})
             self._refuse(peer, reason)
             return
-        self._welcomed = (peer, hello.model)
-        self._channel.send(peer, stage_pb2.ExecutorReply(welcome=self._welcome))
+        # Of hellos that waited while we did not read, only the last one's sender is still there.
+        if self._channel.send(peer, stage_pb2.ExecutorReply(welcome=self._welcome)):
+            self._welcomed = (peer, hello.model)
 
     def _objection(self, hello: stage_pb2.ExecutorHello) -> str | None:
         versions = (hello.protocol_version, hello.layout_version)

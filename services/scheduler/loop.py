@@ -13,14 +13,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 
 import zmq
 
-from triptych.engine_core.errors import RequestError
-from triptych.engine_core.ids import RequestId
 from triptych.engine_core.scheduler import Scheduler
-from triptych.engine_core.step import Failed, StepOutput
+from triptych.engine_core.step import StepOutput
+from triptych.services.runtime.activity import Seen, Watch
 from triptych.services.runtime.run_dir import RunDir
+from triptych.services.runtime.silence import ListeningClock
 from triptych.services.scheduler.build import build_core, longest_sequence
 from triptych.services.scheduler.drafters import build_drafter
 from triptych.services.scheduler.executor_link import ExecutorJoined, ExecutorLink, ExecutorLost
@@ -46,7 +47,6 @@ from triptych.services.scheduler.tokenizer_link import (
 )
 from triptych.services.transport.channel import wake_descriptor
 from triptych.services.transport.ring_layouts import step_layout
-from triptych.services.transport.silence import ListeningClock
 from triptych.services.transport.vocabulary import Vocabulary
 from triptych.v1 import stage_pb2
 
@@ -105,12 +105,20 @@ class StepLoop:
             settings.structured_output_cache_bytes,
         )
         self._submissions = Submissions(settings, self._grammars, self._counters, self._outbox)
-        self._steps = Steps(self._executor, settings.num_slots, self._counters, self._outbox)
+        self._listening = ListeningClock(settings.heartbeat_interval, _now())
+        self._watch = Watch(timeout)
+        self._steps = Steps(
+            self._executor,
+            settings.num_slots,
+            self._counters,
+            self._outbox,
+            self._watch,
+            self._listened,
+        )
         self._facts: stage_pb2.ModelFacts | None = None
         self._next_tick = 0.0
-        self._listening = ListeningClock(settings.heartbeat_interval, _now())
         self._totals_before = Totals()  # of the cores before this one
-        self.snapshot = self._snapshot(_now())
+        self.snapshot = self._snapshot()
 
     def stop(self) -> None:
         """End `run` at its next turn. Any thread."""
@@ -162,7 +170,7 @@ class StepLoop:
         ready = self._poller.poll(int(wait * 1000) + 1)
         readable = {key for key, _ in ready if isinstance(key, int)}
         now = _now()
-        listened = self._listening.at(now)
+        listened = self._listened()
         if self._wake in readable:
             os.eventfd_read(self._wake)
         for event in self._executor.receive(readable, listened):
@@ -173,13 +181,16 @@ class StepLoop:
             self._answer_calls()
         if now >= self._next_tick:
             self._tick(now, listened)
-        self._submissions.time_out(now)
+        self._submissions.time_out(_now())
         self._submissions.take_compiled()
         self._greet()
         self._steps.dispatch()
         self._emit()
         self._steps.prepare()
-        self.snapshot = self._snapshot(_now())
+        self.snapshot = self._snapshot()
+
+    def _listened(self) -> float:
+        return self._listening.at(_now())
 
     def _wake_at(self) -> float:
         next_at = self._submissions.next_at
@@ -245,6 +256,7 @@ class StepLoop:
     def _join(self, facts: stage_pb2.ModelFacts) -> None:
         before, self._facts = self._facts, facts
         self._next_tick = 0.0  # beats tell the tokenizers at once
+        self._watch.work(False, self._listened())  # what waits does so for steps from now on
         _log.info(
             "executor joined",
             extra={"num_blocks": facts.num_blocks, "block_size": facts.block_size},
@@ -258,16 +270,10 @@ class StepLoop:
         self._totals_before = totals_of(core, self._totals_before)
         vocabulary_size = self._tokenizers.vocabulary_size
         assert vocabulary_size is not None
-        resumed = core.resumable()
-        core = self._serve(facts, vocabulary_size)
-        for request in resumed:
-            try:
-                core.submit(request)
-            except RequestError as error:
-                ids = range(request.request_id, request.request_id + request.params.n)
-                self._counters.requests_finished += len(ids)
-                failed = [Failed(RequestId(each), error) for each in ids]
-                self._outbox.append(StepOutput(0, failed=failed))
+        output = self._serve(facts, vocabulary_size).take_over(core)
+        if output.failed:
+            self._counters.requests_finished += len(output.failed)
+            self._outbox.append(output)
         self._submissions.drop(self._tokenizers.pool_changed(facts, longest_sequence(facts)))
 
     def _serve(self, facts: stage_pb2.ModelFacts, vocabulary_size: int) -> Scheduler:
@@ -280,7 +286,9 @@ class StepLoop:
         )
         drafter = build_drafter(self._settings)
         sampler = StepSampler(kernels, self._processors, self._grammars, drafter)
-        core = build_core(self._settings, facts, layout, vocabulary_size, sampler)
+        before = self._steps.core
+        suspects = None if before is None else before.suspects  # the same choices go on
+        core = build_core(self._settings, facts, layout, vocabulary_size, sampler, suspects)
         self._steps.serve(core, sampler)
         self._submissions.serve(core, sampler)
         return core
@@ -288,6 +296,7 @@ class StepLoop:
     def _lose(self, reason: str) -> None:
         _log.warning("executor lost: %s", reason)
         self._next_tick = 0.0  # beats tell the tokenizers at once
+        self._counters.executors_lost += 1
         self._steps.lose()
 
     # -------------------------------------------------------------------------------------- time
@@ -295,10 +304,13 @@ class StepLoop:
     def _tick(self, now: float, listened: float) -> None:
         interval = self._settings.heartbeat_interval
         self._next_tick = now + interval
+        seen = self._seen()
         beat = stage_pb2.SchedulerBeat(
             epoch=self._epoch,
             executor_ready=self._executor.ready,
-            step_age_ms=int(self._steps.age(now) * 1000),
+            step_age_ms=seen.step_age_ms,
+            progress_age_ms=seen.progress_age_ms,
+            activity=seen.activity,
         )
         self._executor.beat(beat)
         self._submissions.drop(self._tokenizers.beat(beat))
@@ -307,7 +319,16 @@ class StepLoop:
         self._submissions.drop(self._tokenizers.expire(listened))
         self._grammars.prune(self._submissions.lives)
 
-    def _snapshot(self, now: float) -> Snapshot:
+    def _seen(self) -> Seen:
+        """What the scheduler does. Without an executor it is not stuck: it waits for one."""
+        core, listened = self._steps.core, self._listened()
+        self._watch.work(core is not None and core.num_requests > 0, listened)
+        seen = self._watch.at(listened)
+        if seen.stuck and not self._executor.ready:
+            return replace(seen, activity=stage_pb2.ACTIVITY_BUSY)
+        return seen
+
+    def _snapshot(self) -> Snapshot:
         stats = scheduler_stats(self._steps.core, self._facts, self._counters, self._totals_before)
         stats.slots_total, stats.slots_free = self._steps.slots.total, self._steps.slots.free
         stats.requests_tracked = self._tokenizers.num_tracked
@@ -322,5 +343,5 @@ class StepLoop:
         stats.grammars_running = sampler.num_grammars if sampler is not None else 0
         stats.grammars_waiting = self._submissions.num_waiting
         add_grammars(stats, self._grammars)
-        stuck = self._steps.age(now) > self._settings.heartbeat_timeout
-        return Snapshot(stats, serving=self._executor.ready and not stuck, taken_at=now)
+        seen = self._seen()
+        return Snapshot(stats, seen, serving=self._executor.ready and not seen.stuck)

@@ -192,6 +192,16 @@ class SchedulerSettings(SchedulingSettings, StepWatchSettings):
         return self
 
     @model_validator(mode="after")
+    def _an_idle_loop_does_not_hang(self) -> Self:
+        """With nothing to do it turns once an interval."""
+        if self.step_timeout <= self.heartbeat_interval:
+            raise ValueError(
+                f"step_timeout: {self.step_timeout:g} must be above heartbeat_interval "
+                f"({self.heartbeat_interval:g})"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _logits_cover_sequences(self) -> Self:
         if self.max_num_logits is not None and self.max_num_logits < self.max_num_seqs:
             raise ValueError(

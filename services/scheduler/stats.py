@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from triptych.engine_core.scheduler import Scheduler
+from triptych.services.runtime.activity import Seen
 from triptych.services.scheduler.grammars import Grammars
 from triptych.v1 import control_pb2, stage_pb2
 
@@ -33,7 +34,8 @@ class Counters:
     """Totals since the start. Written by the loop's thread only.
 
     A finished request ended with a finish reason or, once accepted, with an error; a refused one
-    was never accepted. A draft is accepted where its very token is drawn.
+    was never accepted. What a scheduler before this one had accepted counts there: its prompts and
+    refusals are not new. A draft is accepted where its very token is drawn.
     """
 
     steps: int = 0
@@ -43,6 +45,9 @@ class Counters:
     requests_aborted: int = 0
     requests_refused: int = 0
     requests_timed_out: int = 0
+    executors_lost: int = 0
+    choices_accepted_before: int = 0
+    choices_fatal: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     times: StepSeconds = field(default_factory=StepSeconds)
@@ -50,11 +55,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The loop's state at the end of a turn. `serving`: a step can be made, none is stuck."""
+    """The loop's state at the end of a turn. `seen`: by its ListeningClock. `serving`: steps can be
+    made, and are if there is work."""
 
     stats: control_pb2.SchedulerStats
+    seen: Seen
     serving: bool
-    taken_at: float
 
 
 class Totals(NamedTuple):
@@ -103,6 +109,10 @@ def scheduler_stats(
         requests_aborted_total=counters.requests_aborted,
         requests_refused_total=counters.requests_refused,
         requests_timed_out_total=counters.requests_timed_out,
+        executors_lost_total=counters.executors_lost,
+        choices_accepted_before_total=counters.choices_accepted_before,
+        choices_fatal_total=counters.choices_fatal,
+        choices_suspected=len(core.suspects) if core else 0,
         draft_tokens_total=counters.draft_tokens,
         accepted_draft_tokens_total=counters.accepted_draft_tokens,
         step_times=counters.times.message(),

@@ -6,12 +6,14 @@ Holds the core and its sampler. Which of these is called when is the loop's busi
 import logging
 import operator
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from triptych.engine_core.batch import UNKNOWN_DRAFT
 from triptych.engine_core.errors import InvalidRequest, Unavailable
 from triptych.engine_core.scheduler import Scheduler
 from triptych.engine_core.step import StepOutput, StepPlan, StepResult
+from triptych.services.runtime.activity import Watch
 from triptych.services.scheduler.executor_link import ExecutorLink
 from triptych.services.scheduler.sampler import StepSampler
 from triptych.services.scheduler.stats import Counters
@@ -44,10 +46,15 @@ class Steps:
         num_slots: int,
         counters: Counters,
         outbox: list[StepOutput],
+        watch: Watch,
+        listened: Callable[[], float],
     ) -> None:
+        """`watch` hears of the steps, at times of the loop's ListeningClock."""
         self._executor = executor
         self._counters = counters
         self._outbox = outbox
+        self._watch = watch
+        self._listened = listened
         self._flight: _Flight | None = None
         self.slots = SlotPool(num_slots)
         self.core: Scheduler | None = None
@@ -57,10 +64,6 @@ class Steps:
         """The core to plan with from now on; no step is in flight."""
         assert self._flight is None, "a core is changed between steps"
         self.core, self.sampler = core, sampler
-
-    def age(self, now: float) -> float:
-        """Seconds since the step in flight was sent; 0 without one."""
-        return max(0.0, now - self._flight.sent_at) if self._flight is not None else 0.0
 
     def dispatch(self) -> None:
         """Send the next step, if there is one to be made and none in flight."""
@@ -77,6 +80,7 @@ class Steps:
         core.write(plan, self._executor.step_slot(slot))
         written = _now()
         self._flight = _Flight(plan, slot, written)
+        self._watch.step_began(self._listened())
         # False: the executor is gone. Its connection says so next, and the step is planned again.
         self._executor.dispatch(plan.step_id, slot)
         self._counters.times.plan += planned - started
@@ -126,8 +130,16 @@ class Steps:
     def lose(self) -> None:
         """The executor is gone, with the step in flight and its KV cache."""
         self._land()
-        if self.core is not None:
-            self.core.lost()
+        self._watch.steps_lost()
+        if self.core is None:
+            return
+        fatal = self.core.lost()
+        if fatal.failed:
+            for failed in fatal.failed:
+                _log.error("%s", failed.error, extra={"request": failed.request_id})
+            self._counters.choices_fatal += len(fatal.failed)
+            self._counters.requests_finished += len(fatal.failed)
+            self._outbox.append(fatal)
 
     def _sample(self, core: Scheduler, plan: StepPlan, logits: LogitsView) -> StepResult:
         sampler = self.sampler
@@ -156,6 +168,7 @@ class Steps:
 
     def _end(self, output: StepOutput) -> None:
         self._land()
+        self._watch.step_ended(self._listened())
         self._outbox.append(output)
         tokens, going_on = len(output.token_ids), output.finishes.count(0)
         self._counters.generated_tokens += tokens

@@ -22,6 +22,7 @@ _WHERE = {
     Limit.QUEUE: "in the queue",
     Limit.TOTAL: "in all",
     Limit.GRAMMAR: "while its grammar compiled",
+    Limit.CALL: "of the call",
 }
 
 
@@ -75,7 +76,8 @@ class Submissions:
             if self._core is None or self._sampler is None:
                 raise Unavailable("no executor has joined")
             self._sampler.check(request.params)
-            self._check_room(self._core, len(choices))
+            if not request.accepted:
+                self._check_room(self._core, len(choices))
             if grammar and not self._grammars.ask(grammar, choices):
                 self._queue.add(event)
             else:
@@ -115,16 +117,25 @@ class Submissions:
             )
 
     def _enter(self, core: Scheduler, event: Submitted) -> None:
-        core.submit(event.request)
-        self._counters.prompt_tokens += len(event.request.prompt_token_ids)
+        request = event.request
+        core.submit(request)
+        if request.accepted:  # its prompt was counted where it was new
+            self._counters.choices_accepted_before += request.params.n
+        else:
+            self._counters.prompt_tokens += len(request.prompt_token_ids)
 
     def _watch(self, event: Submitted, choices: Iterable[RequestId], now: float) -> None:
         defaults = self._settings
         queue = defaults.queue_timeout if event.queue_timeout is None else event.queue_timeout
         total = defaults.request_timeout if event.timeout is None else event.timeout
+        began = now - event.age
+        # What another scheduler had may have run there, and nobody can say: it waits anew.
+        queued = now if event.request.accepted else began
         for choice in choices:
-            self._deadlines.add(choice, now, Limit.QUEUE, queue)
-            self._deadlines.add(choice, now, Limit.TOTAL, total)
+            if not event.request.output_token_ids:  # else it has waited its turn
+                self._deadlines.add(choice, queued, Limit.QUEUE, queue)
+            self._deadlines.add(choice, began, Limit.TOTAL, total)
+            self._deadlines.add(choice, began, Limit.CALL, event.deadline or 0.0)
             if self._queue.lives(choice):
                 grammar = defaults.structured_output_timeout
                 self._deadlines.add(choice, now, Limit.GRAMMAR, grammar)
@@ -160,7 +171,7 @@ class Submissions:
                 return self._queue.lives(request_id) or fresh
             case Limit.GRAMMAR:
                 return self._queue.lives(request_id)
-            case Limit.TOTAL:
+            case Limit.TOTAL | Limit.CALL:
                 return True
 
     def _abort(self, request_id: RequestId) -> bool:

@@ -15,6 +15,7 @@ import zmq
 from triptych.engine_core.errors import InvalidRequest
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request
+from triptych.engine_core.sampling_params import MAX_CHOICES
 from triptych.engine_core.step import StepOutput
 from triptych.services.transport import step_outputs, wire
 from triptych.services.transport.channel import PROTOCOL_VERSION, Received, RouterChannel
@@ -30,7 +31,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A new request, its choices tracked from now on. Time-outs in seconds; None: the engine's.
+    """A request, its choices tracked from now on. Time-outs in seconds, None: the engine's; they
+    count from `age` seconds ago, as does `deadline`, the one of the call (None: it has none).
 
     Whoever refuses it says so with a Failed for each of its `params.n` choices.
     """
@@ -38,6 +40,8 @@ class Submitted:
     request: Request
     queue_timeout: float | None = None
     timeout: float | None = None
+    age: float = 0.0
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +173,30 @@ class TokenizerLink:
             if slots.stop > _SLOTS:
                 raise InvalidRequest("slot", f"{submit.slot} leaves no room for {len(slots)}")
         except InvalidRequest as error:
-            self.refused_total += 1
-            outputs = stage_pb2.StepOutputs(failures=[wire.failure_from_error(submit.slot, error)])
-            if not self._send(peer.name, outputs=outputs):
-                yield from self._forget(peer.name)
+            yield from self._refuse_submit(peer, submit, error)
             return
         if not peer.slots.isdisjoint(slots):
             yield from self._refuse(peer.name, f"slot {submit.slot} is in use")
             return
         peer.slots.update(slots)
-        yield Submitted(request, _seconds(submit.queue_timeout_ms), _seconds(submit.timeout_ms))
+        yield Submitted(
+            request,
+            _seconds(submit.queue_timeout_ms),
+            _seconds(submit.timeout_ms),
+            submit.age_ms / 1000,
+            _seconds(submit.deadline_ms),
+        )
+
+    def _refuse_submit(
+        self, peer: _Peer, submit: stage_pb2.Submit, error: InvalidRequest
+    ) -> Iterator[Dropped]:
+        """Each choice that it may have meant ends; not those that an earlier one has."""
+        self.refused_total += 1
+        count = min(max(submit.params.n, 1), MAX_CHOICES, _SLOTS - submit.slot)
+        slots = set(range(submit.slot, submit.slot + count)) - peer.slots
+        failures = [wire.failure_from_error(slot, error) for slot in sorted(slots)]
+        if not self._send(peer.name, outputs=stage_pb2.StepOutputs(failures=failures)):
+            yield from self._forget(peer.name)
 
     def _take_vocabulary(
         self, peer: _Peer, message: stage_pb2.Vocabulary
@@ -276,7 +294,10 @@ class TokenizerLink:
         self, name: bytes, facts: stage_pb2.ModelFacts, max_sequence_len: int
     ) -> Iterator[Dropped]:
         welcome = stage_pb2.TokenizerWelcome(
-            epoch=self._epoch, model=facts, max_sequence_len=max_sequence_len
+            epoch=self._epoch,
+            model=facts,
+            max_sequence_len=max_sequence_len,
+            attempt=self._peers[name].hello.attempt,
         )
         if not self._send(name, welcome=welcome):
             yield from self._forget(name)

@@ -5,6 +5,7 @@ import sys
 
 import uvloop
 
+from triptych.services.runtime.last_words import last_words
 from triptych.services.runtime.lifecycle import (
     StartupError,
     begin_start,
@@ -39,15 +40,16 @@ def _run(settings: TokenizerSettings) -> None:
     bind_to_parent(settings.parent_pid)
     configure_logging(settings.log_level, settings.name)
     run_dir = RunDir.open(settings.run_dir)
-    run_dir.lock(settings.name)  # until the process ends
-    files = resolve_model(settings.model)
-    model = LoadedModel(
-        tokenizer=load_tokenizer(files),
-        fingerprint=fingerprint(files),
-        names=settings.served_model_name or (files.name,),
-    )
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, run_dir, model))
+    with last_words(run_dir, settings.name):
+        run_dir.lock(settings.name)  # until the process ends
+        files = resolve_model(settings.model)
+        model = LoadedModel(
+            tokenizer=load_tokenizer(files),
+            fingerprint=fingerprint(files),
+            names=settings.served_model_name or (files.name,),
+        )
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, run_dir, model))
 
 
 async def _serve(settings: TokenizerSettings, run_dir: RunDir, model: LoadedModel) -> None:

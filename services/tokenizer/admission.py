@@ -16,17 +16,17 @@ class Admission:
         self._bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._draining = False
+        self._closed: str | None = None
         self.running = 0
 
     @contextmanager
     def admit(self, size: int) -> Iterator[None]:
         """Hold one place, for a message of `size` bytes.
 
-        Raises QueueFull or, once draining, Unavailable; at once.
+        Raises QueueFull or, once closed, Unavailable; at once.
         """
-        if self._draining:
-            raise Unavailable("this process is shutting down")
+        if self._closed is not None:
+            raise Unavailable(self._closed)
         if self.running >= self._max_requests:
             raise QueueFull(
                 f"{self.running} requests are open, the bound is max_streams {self._max_requests}"
@@ -47,9 +47,16 @@ class Admission:
             if not self.running:
                 self._idle.set()
 
-    async def drain(self, grace: float) -> bool:
-        """Refuse new requests and wait for the open ones, at most `grace` seconds; all gone?"""
-        self._draining = True
+    def close(self, reason: str) -> None:
+        """Refuse new requests from now on."""
+        self._closed = reason
+
+    def open(self) -> None:
+        """Take requests again."""
+        self._closed = None
+
+    async def idle(self, grace: float) -> bool:
+        """Wait for the open requests to end, at most `grace` seconds; all gone?"""
         try:
             async with asyncio.timeout(grace):
                 await self._idle.wait()

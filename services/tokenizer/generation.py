@@ -25,10 +25,8 @@ from triptych.services.tokenizer.pieces import Piece, PromptPart, prompt_pieces
 from triptych.services.tokenizer.prompts import Prompts
 from triptych.services.tokenizer.responses import Response, Responses
 from triptych.services.tokenizer.sampling_validation import sampling_params, with_prompt
-from triptych.services.tokenizer.scheduler_client import (
-    SchedulerClient,
-    SchedulerFacts,
-)
+from triptych.services.tokenizer.scheduler_client import SchedulerClient
+from triptych.services.tokenizer.scheduler_connection import SchedulerFacts
 from triptych.services.tokenizer.stats import Counters
 from triptych.services.tokenizer.structured import StructuredOutputs
 from triptych.services.tokenizer.timing import Observer, RequestTimes
@@ -43,7 +41,9 @@ from triptych.services.tokenizer.validation import (
     check_token_ids,
     routing,
 )
-from triptych.v1 import common_pb2, inference_pb2
+from triptych.v1 import common_pb2, inference_pb2, stage_pb2
+
+_MOST_MS = 2**32 - 1  # of a u32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Running:
 
     def __init__(
         self,
-        request: ValidRequest,
+        submit: stage_pb2.Submit,
         stream: AnswerStream,
         responses: Responses,
         client: SchedulerClient,
@@ -76,7 +76,7 @@ class Running:
         self._responses = responses
         self._client = client
         self._times = times
-        self._slots = client.submit(request.submit(), stream.choices)
+        self._slots = client.submit(submit, stream.choices)
 
     def response(self, kind: type[Response], piece: Piece) -> Response:
         """A piece of `stream` as a response, on its way to the client."""
@@ -135,14 +135,13 @@ class Generation:
     def facts(self) -> SchedulerFacts:
         """What the scheduler said of the model. Raises Unavailable before it ever did."""
         if self._client.facts is None:
-            raise Unavailable("the engine is starting")
+            raise Unavailable(self._client.reason)
         return self._client.facts
 
     def model(self) -> ServedModel:
-        """The bounds of requests. Raises Unavailable while none can run."""
+        """The bounds of requests. Raises Unavailable while none is taken."""
         facts = self.facts()
-        if not self._client.ready:
-            raise Unavailable("the engine is not ready")
+        self._client.check()
         return ServedModel(
             names=self.names,
             vocabulary_size=facts.vocabulary_size,
@@ -223,8 +222,16 @@ class Generation:
         check_size(chat.size, "messages", limit)
         return await self.prompts.chat(chat, None)
 
-    def start(self, request: ValidRequest, on_wake: Callable[[], None] | None = None) -> Running:
-        """Submit. `on_wake` as for AnswerStream. Raises NoRoom."""
+    def start(
+        self,
+        request: ValidRequest,
+        on_wake: Callable[[], None] | None = None,
+        remaining: float | None = None,
+    ) -> Running:
+        """Submit. `on_wake` as for AnswerStream; `remaining`: seconds until the call's deadline.
+
+        Raises NoRoom.
+        """
         output, token_ids = request.output, request.prompt.tolist()
         # What a parser reads, and what a grammar has matched, is text, be it a special token.
         if request.params.grammar:
@@ -247,7 +254,10 @@ class Generation:
         )
         responses = Responses(output, self.tokenizer, self.facts().vocabulary_size)
         times = None if self.observer is None else RequestTimes(self.observer, request.arrived)
-        running = Running(request, stream, responses, self._client, times)
+        submit = request.submit()
+        if remaining is not None:
+            submit.deadline_ms = min(max(1, int(remaining * 1000)), _MOST_MS)
+        running = Running(submit, stream, responses, self._client, times)
         self._counters.requests_total += 1
         return running
 

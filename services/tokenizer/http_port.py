@@ -49,10 +49,12 @@ class HttpPort:
         self.address = ""
         """host:port as clients reach it; set by `bind`."""
 
-    def bind(self, host: str, port: int, *, shared: bool) -> None:
-        """Listen. `shared`: other processes may listen on the port too. Raises StartupError."""
+    def bind(self, host: str, port: int, *, shared: bool, unread_timeout: float = 60.0) -> None:
+        """Listen. `shared`: other processes may listen on the port too. `unread_timeout`: seconds
+        after which a connection is closed whose client takes nothing of what waits for it, or is
+        not there any more; whatever state its request is in; 0: never. Raises StartupError."""
         try:
-            listener = _listener(host, port, shared=shared)
+            listener = _listener(host, port, shared=shared, unread_timeout=unread_timeout)
         except OSError as error:
             raise StartupError(
                 f"port {port} on {host}: {error.strerror or error};"
@@ -103,7 +105,7 @@ class HttpPort:
         return HttpServer(self._make_door(), self._version)
 
 
-def _listener(host: str, port: int, *, shared: bool) -> socket.socket:
+def _listener(host: str, port: int, *, shared: bool, unread_timeout: float) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
@@ -111,6 +113,7 @@ def _listener(host: str, port: int, *, shared: bool) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        _bound_silence(listener, unread_timeout)
         listener.setblocking(False)
         listener.bind(address)
         listener.listen(_BACKLOG)
@@ -118,6 +121,21 @@ def _listener(host: str, port: int, *, shared: bool) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _bound_silence(listener: socket.socket, timeout: float) -> None:
+    """Of every connection that it accepts. By the kernel, which alone knows what a peer has taken:
+    otherwise a client that lives and does not read keeps its connection for ever, closed or not.
+    """
+    if not timeout:
+        return
+    seconds = min(max(1, int(timeout / 3)), 30_000)  # the kernel's own bound is 32,767
+    milliseconds = max(1, int(timeout * 1000))  # to the kernel 0 is for ever
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 class SchedulerStats:

@@ -1,24 +1,28 @@
-"""The connection to the scheduler: hello, beats, submit, abort, and tokens back to their streams.
+"""Requests to the scheduler and tokens back to their streams, across the death of schedulers.
 
-It runs on the event loop without tasks: the socket's descriptor wakes `_drain`, which hands every
-token to its sink and then wakes each sink once, however many tokens it got. It knows nothing of
-text. When the scheduler goes (its socket closes, it falls silent, or another epoch answers), every
-sink fails with Unavailable and the client says hello again until it is welcomed.
+    submit -> OpenChoices -> connection          outputs -> sinks, each woken once a drain
+
+When a scheduler is lost, nothing fails: the choices wait, and go out again to the next one. They
+end with Unavailable when a stage is missing for too long, when the supervisor knows that waiting is
+in vain, and when scheduler after scheduler dies with them. It knows nothing of text.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
-
-from triptych.engine_core.errors import InvalidRequest, QueueFull, Unavailable
+from triptych.engine_core.errors import DeadlinePassed, QueueFull, RequestError, Unavailable
+from triptych.services.tokenizer.open_choices import (
+    LATE,
+    OpenChoice,
+    OpenChoices,
+    OpenRequest,
+)
+from triptych.services.tokenizer.outage import Outage
+from triptych.services.tokenizer.scheduler_connection import SchedulerConnection, SchedulerFacts
 from triptych.services.tokenizer.stats import Counters
 from triptych.services.tokenizer.token_sink import TokenSink
-from triptych.services.transport.channel import PROTOCOL_VERSION, DealerChannel, new_identity
-from triptych.services.transport.silence import ListeningClock
 from triptych.services.transport.step_outputs import (
     failures_from_outputs,
     logprobs_from_outputs,
@@ -28,69 +32,45 @@ from triptych.services.transport.step_outputs import (
 )
 from triptych.v1 import stage_pb2
 
-_BATCH = 1024  # frames per turn of the event loop, so that a flood cannot starve the rpcs
-_SLOTS = 2**32
+_PARTS = 64  # submitted again per turn of the event loop
+_YOUNG = 60.0  # seconds; who has had the choices for longer hardly died of one of them
+_NO_ROOM = 0.01  # seconds until the next try when the scheduler does not keep up
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerFacts:
-    """What a welcome says: the model as the executor runs it, and how long a sequence may get."""
-
-    epoch: int
-    architecture: str
-    vocabulary_size: int
-    max_model_len: int
-    max_sequence_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class Beats:
-    """Seconds between beats, and the silence after which the scheduler counts as gone."""
-
-    interval: float = 1.0
-    timeout: float = 10.0
-
-
 class SchedulerClient:
-    """One tokenizer process's connection. Not thread-safe: everything runs on the event loop.
+    """What the tokenizer process asks of the scheduler. Not thread-safe: on the event loop only.
 
-    `on_change` is called when `ready`, `serving` or `facts` may have changed. `ended` resolves when
-    the process must end: with the scheduler's refusal, or with the exception of a bug in a sink.
-    `vocabulary` makes what goes before the first request with a grammar on each connection.
+    `on_change` is called when `ready`, `serving` or `facts` may have changed. `vocabulary` makes
+    what goes to each scheduler before the first request with a grammar.
     """
 
     def __init__(
         self,
-        endpoint: str,
-        hello: stage_pb2.TokenizerHello,
+        connection: SchedulerConnection,
         counters: Counters,
         on_change: Callable[[], None],
-        beats: Beats = Beats(),
         vocabulary: Callable[[], stage_pb2.Vocabulary] | None = None,
+        outage: Outage | None = None,
     ) -> None:
-        hello.protocol_version = PROTOCOL_VERSION
-        self._endpoint = endpoint
-        self._hello = stage_pb2.TokenizerMessage(hello=hello)
+        self._connection = connection
         self._counters = counters
         self._on_change = on_change
-        self._beats = beats
         self._vocabulary = vocabulary
         self._vocabulary_sent = False  # to the scheduler that has welcomed us last
+        self._outage = outage if outage is not None else Outage()
         self._loop = asyncio.get_running_loop()
-        self._sinks: dict[int, TokenSink] = {}
+        self._open = OpenChoices()
+        self._unsent: deque[OpenRequest | OpenChoice] = deque()  # to the one that is there
+        self._sending: asyncio.Handle | None = None
+        self._touched: dict[TokenSink, None] = {}
         self._aborts: list[int] = []
-        self._next_slot = 1
         self._facts: SchedulerFacts | None = None
-        self._welcomed = False
         self._executor_ready = False
-        self._step_stuck = False
-        self._linked = False
-        self._clock = ListeningClock(beats.interval, self._loop.time())
-        self._heard = 0.0  # by that clock
-        self._timer: asyncio.TimerHandle | None = None  # runs from start to stop
-        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self._welcomed_at = 0.0
+        self._stuck = False
+        self.ended = connection.ended
 
     # ------------------------------------------------------------------------------------- state
 
@@ -101,281 +81,285 @@ class SchedulerClient:
 
     @property
     def connected(self) -> bool:
-        """Whether the scheduler has welcomed us and has not been found silent since."""
-        return self._welcomed
+        """Whether the scheduler has welcomed us and has not been lost since."""
+        return self._connection.welcomed
 
     @property
     def ready(self) -> bool:
-        """Whether a request submitted now can run."""
+        """Whether a request submitted now can run now."""
         return self.connected and self._executor_ready
 
     @property
     def serving(self) -> bool:
-        """Whether steps are made: ready, and the step in flight is not stuck. Health says this."""
-        return self.ready and not self._step_stuck
+        """Whether steps are made: ready, and the engine is not stuck. Health says this."""
+        return self.ready and not self._stuck
+
+    @property
+    def reason(self) -> str:
+        """Why it is not serving; empty when it is."""
+        if self.ready and self._stuck:
+            return f"stuck: no step has ended for {self._connection.beats.timeout:g} s"
+        return self._outage.reason
 
     @property
     def streams(self) -> int:
-        """Choices that the scheduler works for, as far as we know."""
-        return len(self._sinks)
+        """Choices that have not ended."""
+        return len(self._open)
 
     # --------------------------------------------------------------------------------- lifecycle
 
     def start(self) -> None:
-        """Connect; the hello follows as soon as the scheduler listens."""
-        # A context of its own: names of monitors are per context, and reused with descriptors.
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._channel: DealerChannel[stage_pb2.TokenizerReply, stage_pb2.TokenizerMessage] = (
-            DealerChannel(
-                self._context, self._endpoint, stage_pb2.TokenizerReply, new_identity("tokenizer")
-            )
-        )
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        self._monitor = self._channel.socket.get_monitor_socket(events)
-        self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
-        self._loop.add_reader(self._channel.fd, self._readable)
-        self._loop.add_reader(self._monitor_fd, self._connection_changed)
-        self._connection_changed()
-        self._send(self._hello)
-        self._tick()
+        """Connect; the scheduler's welcome makes it ready."""
+        self._connection.start(self)
 
     def stop(self) -> None:
-        """Fail what still runs and close the sockets. Nothing when not started."""
-        if self._timer is None:
-            return
-        self._timer.cancel()
-        self._timer = None
-        self._loop.remove_reader(self._channel.fd)
-        self._loop.remove_reader(self._monitor_fd)
+        """Fail what still runs and close the sockets."""
         self._flush_aborts()
         self._fail_all(Unavailable("the tokenizer is stopping"))
-        self._channel.socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._channel.close()
-        self._context.term()
+        if self._sending is not None:
+            self._sending.cancel()
+        self._connection.stop()
 
     # ---------------------------------------------------------------------------------- requests
 
+    def check(self) -> None:
+        """Raises Unavailable where a request would wait in vain."""
+        refusal = self._outage.refusal(self._connection.now())
+        if refusal is not None:
+            raise Unavailable(refusal)
+
     def submit(self, submit: stage_pb2.Submit, sinks: Sequence[TokenSink]) -> range:
-        """Send a request; the slots of its choices are chosen here and returned. Raises NoRoom."""
-        if not self.ready:
-            raise Unavailable("the engine is not ready")
-        slots = self._free_slots(len(sinks))
-        submit.slot = slots.start
-        if submit.params.grammar:
-            self._tell_vocabulary()
-        if not self._send(stage_pb2.TokenizerMessage(submit=submit)):
+        """Take a request; it goes out now, or to the next scheduler. The slots of its choices are
+        chosen here and returned. Raises NoRoom."""
+        self.check()
+        request = self._open.add(submit, sinks, self._loop.time())
+        if self._unsent:
+            self._unsent.append(request)
+        elif self.connected and not self._give(request, submit):
+            for slot in request.slots:
+                self._open.remove(slot)
             raise QueueFull("the scheduler does not keep up")
-        self._next_slot = slots.stop
-        self._sinks.update(zip(slots, sinks, strict=True))
-        return slots
+        return request.slots
 
     def abort(self, slots: Iterable[int]) -> None:
         """Forget choices; the scheduler hears of those that have not ended. Idempotent."""
-        running = [slot for slot in slots if self._sinks.pop(slot, None) is not None]
+        running = [slot for slot in slots if self._open.remove(slot) is not None]
         if running:
             self._queue_aborts(running)
 
-    def _tell_vocabulary(self) -> None:
-        if self._vocabulary_sent:
-            return
-        if self._vocabulary is None:
-            raise AssertionError("a grammar needs the vocabulary")
-        if not self._send(stage_pb2.TokenizerMessage(vocabulary=self._vocabulary())):
-            raise QueueFull("the scheduler does not keep up")
-        self._vocabulary_sent = True
-
-    def _free_slots(self, count: int) -> range:
-        """The next in line; none of the last 2^32 is used again."""
-        slots = range(self._next_slot, self._next_slot + count)
-        if slots.stop > _SLOTS:
-            slots = range(1, 1 + count)
-        while taken := [slot for slot in slots if slot in self._sinks]:
-            slots = range(taken[-1] + 1, taken[-1] + 1 + count)
-        return slots
-
     # ----------------------------------------------------------------------------------- sending
 
-    def _send(self, message: stage_pb2.TokenizerMessage) -> bool:
-        sent = self._channel.send(message)
-        # Sending may eat the descriptor's edge for what arrived meanwhile.
-        self._loop.call_soon(self._readable)
-        return sent
+    def _give(self, part: OpenRequest | OpenChoice, submit: stage_pb2.Submit) -> bool:
+        if submit.params.grammar and not self._tell_vocabulary():
+            return False
+        if not self._connection.send(stage_pb2.TokenizerMessage(submit=submit)):
+            return False
+        part.give()
+        return True
+
+    def _tell_vocabulary(self) -> bool:
+        if self._vocabulary_sent:
+            return True
+        assert self._vocabulary is not None, "a grammar needs the vocabulary"
+        message = stage_pb2.TokenizerMessage(vocabulary=self._vocabulary())
+        self._vocabulary_sent = self._connection.send(message)
+        return self._vocabulary_sent
+
+    def _send_unsent(self) -> None:
+        """What the scheduler does not know yet, in order; the other callbacks get their turns."""
+        self._sending = None
+        for _ in range(_PARTS):
+            if not self._unsent or not self.connected:
+                return
+            part = self._unsent[0]
+            if part.choices and not self._give_again(part):
+                self._sending = self._loop.call_later(
+                    _NO_ROOM, self._connection.guarded, self._send_unsent
+                )
+                return
+            self._unsent.popleft()
+        self._sending = self._loop.call_soon(self._connection.guarded, self._send_unsent)
+
+    def _give_again(self, part: OpenRequest | OpenChoice) -> bool:
+        submit = part.message(self._loop.time())
+        if not self._give(part, submit):
+            return False
+        if submit.accepted:
+            self._counters.choices_resubmitted_total += len(part.choices)
+        if submit.params.n > len(part.choices):  # of a beam search, whose choices come together
+            slots = range(submit.slot, submit.slot + submit.params.n)
+            self._queue_aborts([slot for slot in slots if slot not in self._open.by_slot])
+        return True
 
     def _queue_aborts(self, slots: list[int]) -> None:
         if not self._aborts:
-            self._loop.call_soon(self._flush_aborts)
+            self._loop.call_soon(self._connection.guarded, self._flush_aborts)
         self._aborts += slots
 
     def _flush_aborts(self) -> None:
         if not self._aborts:
             return
-        if not self._welcomed:
+        if not self.connected:
             self._aborts.clear()  # the scheduler that knew them is gone
             return
         message = stage_pb2.TokenizerMessage(abort=stage_pb2.Abort(slots=self._aborts))
-        if self._send(message):
+        if self._connection.send(message):
             self._aborts.clear()  # otherwise the next tick tries again
 
-    def _tick(self) -> None:
-        self._timer = self._loop.call_later(self._beats.interval, self._tick)
-        self._readable()  # what waits in the socket counts as heard
-        now = self._now()
-        silence = now - self._heard
-        if silence > self._beats.timeout:
-            if self._welcomed:
-                self._lost(f"it was silent for {silence:.1f} s")
-            self._heard = now
-            self._send(self._hello)
-        elif self._linked:
-            # To a scheduler that does not know us this beat says so: it answers with epoch 0.
-            self._send(stage_pb2.TokenizerMessage(beat=stage_pb2.TokenizerBeat()))
-            self._flush_aborts()
+    # -------------------------------------------------------------------- what the scheduler says
 
-    def _now(self) -> float:
-        return self._clock.at(self._loop.time())
-
-    # --------------------------------------------------------------------------------- receiving
-
-    def _readable(self) -> None:
-        if self.ended.done() or self._channel.socket.closed:
-            return
-        try:
-            self._drain()
-        except Exception as error:  # the top of this callback: a bug must end the process
-            _log.exception("the drain failed")
-            self.ended.set_exception(error)
-
-    def _drain(self) -> None:
-        started, heard = self._loop.time(), self._now()
-        touched: dict[TokenSink, None] = {}
-        frames = 0
-        for reply in self._channel.receive(_BATCH):
-            frames += 1
-            self._heard = heard
-            self._linked = True  # the monitor misses a handshake from before it was attached
-            match reply.WhichOneof("message"):
-                case "outputs":
-                    self._outputs(reply.outputs, touched)
-                case "beat":
-                    self._beat(reply.beat)
-                case "welcome":
-                    self._welcome(reply.welcome)
-                case "refused":
-                    self._refused(reply.refused.reason)
-        for sink in touched:
-            sink.wake()
-        if touched:
-            # Runs after the streams that were just woken have handed their responses to gRPC.
-            self._loop.call_soon(self._drained, started)
-        if frames == _BATCH:
-            self._loop.call_soon(self._readable)
-
-    def _drained(self, started: float) -> None:
-        self._counters.drains_total += 1
-        self._counters.drain_seconds_total += self._loop.time() - started
-
-    def _outputs(self, outputs: stage_pb2.StepOutputs, touched: dict[TokenSink, None]) -> None:
-        try:
-            tokens = tokens_from_outputs(outputs)
-            logprobs = logprobs_from_outputs(outputs)
-            scores = scores_from_outputs(outputs)
-            self._prompt_facts(outputs)
-        except InvalidRequest as error:
-            self._lost(f"it sent torn outputs: {error}")
-            self._send(self._hello)
-            return
+    def outputs(self, outputs: stage_pb2.StepOutputs) -> None:
+        """See ConnectionOwner."""
+        tokens = tokens_from_outputs(outputs)
+        logprobs = logprobs_from_outputs(outputs)
+        scores = scores_from_outputs(outputs)
+        self._prompt_facts(outputs)
+        by_slot, touched = self._open.by_slot, self._touched
         aborts: list[int] = []
         for entry, (slot, token_id, finish) in enumerate(tokens):
-            sink = self._sinks.get(slot)
-            if sink is None:
+            choice = by_slot.get(slot)
+            if choice is None:
                 continue  # aborted while the token was on its way
+            sink = choice.sink
             if scores and entry in scores:
                 sink.scored(scores[entry])
+            choice.token_ids.append(token_id)
             satisfied = sink.accept(token_id, finish, logprobs.get(entry) if logprobs else None)
             touched[sink] = None
             if finish or satisfied:
-                del self._sinks[slot]
+                self._open.remove(slot)
                 if not finish:
                     aborts.append(slot)
         for failure in failures_from_outputs(outputs):
-            sink = self._sinks.pop(failure.slot, None)
-            if sink is not None:
-                sink.fail(failure.error)
-                touched[sink] = None
+            self._fail(failure.slot, failure.error)
         if aborts:
             self._queue_aborts(aborts)
 
     def _prompt_facts(self, outputs: stage_pb2.StepOutputs) -> None:
         for rows in prompt_logprobs_from_outputs(outputs):
-            sink = self._sinks.get(rows.slot)
-            if sink is not None:
-                sink.prompt_logprobs(rows.position, rows.rows)
+            choice = self._open.by_slot.get(rows.slot)
+            if choice is not None:
+                choice.sink.prompt_logprobs(rows.position, rows.rows)
+                choice.request.scored_up_to(rows.position, len(rows.rows))
         for started in outputs.started:
-            sink = self._sinks.get(started.slot)
-            if sink is not None:
-                sink.started(started.cached_tokens)
+            choice = self._open.by_slot.get(started.slot)
+            if choice is not None:
+                choice.sink.started(started.cached_tokens)
 
-    def _beat(self, beat: stage_pb2.SchedulerBeat) -> None:
-        if self._welcomed and self._facts is not None and beat.epoch != self._facts.epoch:
-            self._lost("it does not know this connection" if beat.epoch == 0 else "it was replaced")
-            self._send(self._hello)
-        elif beat.epoch == 0:
-            self._send(self._hello)
-        stuck = beat.step_age_ms > self._beats.timeout * 1000
-        if (beat.executor_ready, stuck) != (self._executor_ready, self._step_stuck):
-            self._executor_ready, self._step_stuck = beat.executor_ready, stuck
-            self._on_change()
+    def drained(self, started: float) -> None:
+        """See ConnectionOwner."""
+        if self._touched:
+            self._wake_touched()
+            # Runs after the streams that were just woken have handed their responses to gRPC.
+            self._loop.call_soon(self._handed_on, started)
 
-    def _welcome(self, welcome: stage_pb2.TokenizerWelcome) -> None:
-        model = welcome.model
-        if self._welcomed and self._facts is not None and welcome.epoch != self._facts.epoch:
-            self._lost("it was replaced")
-        self._facts = SchedulerFacts(
-            epoch=welcome.epoch,
-            architecture=model.architecture,
-            vocabulary_size=min(model.vocabulary_size, self._hello.hello.vocabulary_size),
-            max_model_len=model.max_model_len,
-            max_sequence_len=min(welcome.max_sequence_len, model.max_model_len),
-        )
-        self._welcomed = self._executor_ready = True
-        self._vocabulary_sent = False
-        self._step_stuck = False
-        _log.info("welcomed by the scheduler", extra={"epoch": welcome.epoch})
-        self._on_change()
+    def _handed_on(self, started: float) -> None:
+        self._counters.drains_total += 1
+        self._counters.drain_seconds_total += self._loop.time() - started
 
-    def _refused(self, reason: str) -> None:
-        if not self.ended.done():
-            self.ended.set_result(reason)
-
-    # -------------------------------------------------------------------------------- connection
-
-    def _connection_changed(self) -> None:
-        while not self._monitor.closed:
-            try:
-                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._linked = True
-                self._heard = self._now()
-                continue
-            if self._welcomed:
-                self._readable()  # what it said before it went still counts
-            self._linked = False
-            if self._welcomed:
-                self._lost("its socket closed")
-                self._send(self._hello)  # for the next one; it waits in the socket
-
-    def _lost(self, why: str) -> None:
-        _log.warning("the scheduler is gone: %s", why, extra={"streams": len(self._sinks)})
-        self._welcomed = self._executor_ready = False
-        self._aborts.clear()
-        self._fail_all(Unavailable("the scheduler is gone"))
-        self._on_change()
-
-    def _fail_all(self, error: Unavailable) -> None:
-        sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
-            sink.fail(error)
+    def _wake_touched(self) -> None:
+        touched, self._touched = self._touched, {}
+        for sink in touched:
             sink.wake()
+
+    def beat(self, beat: stage_pb2.SchedulerBeat) -> None:
+        """See ConnectionOwner."""
+        stuck = (
+            beat.activity == stage_pb2.ACTIVITY_STUCK
+            or beat.step_age_ms > self._connection.beats.timeout * 1000
+        )
+        if (beat.executor_ready, stuck) != (self._executor_ready, self._stuck):
+            self._executor_ready, self._stuck = beat.executor_ready, stuck
+            self._changed()
+
+    # ------------------------------------------------------------- schedulers that come and go
+
+    def welcomed(self, facts: SchedulerFacts) -> None:
+        """See ConnectionOwner."""
+        self._welcomed_at = self._loop.time()
+        self._executor_ready, self._stuck, self._vocabulary_sent = True, False, False
+        self._unsent = deque(part for request in self._open.requests for part in request.parts())
+        if self._sending is None:
+            self._send_unsent()
+        self.facts_changed(facts)
+
+    def facts_changed(self, facts: SchedulerFacts) -> None:
+        """See ConnectionOwner."""
+        self._facts = facts
+        self._changed()
+
+    def lost(self, why: str) -> None:
+        """See ConnectionOwner."""
+        _log.warning("the scheduler is gone: %s", why, extra={"choices": len(self._open)})
+        self._counters.schedulers_lost_total += 1
+        suspicion = 1.0 if self._loop.time() - self._welcomed_at < _YOUNG else LATE
+        if not self._executor_ready:
+            suspicion = 0.0  # it has computed nothing
+        self._executor_ready = self._stuck = False
+        self._aborts.clear()
+        self._unsent.clear()
+        for slot, choice in [*self._open.by_slot.items()]:
+            if choice.take_back(suspicion=suspicion):
+                said = f"{choice.lost} schedulers in a row were lost before its next token"
+                self._fail(slot, Unavailable(said))
+        self._changed()
+        self._wake_touched()
+
+    def tick(self, now: float) -> None:
+        """See ConnectionOwner."""
+        self._flush_aborts()
+        if self.ready:
+            return
+        self._outage.look()
+        self._outage.missing(self._missing, now)
+        self._end_vain_waits(now)
+        if not self.connected:
+            self._time_out()
+        self._wake_touched()
+
+    def _changed(self) -> None:
+        if self.ready:
+            self._outage.ready()
+        else:
+            now = self._connection.now()
+            self._outage.missing(self._missing, now)
+            self._end_vain_waits(now)
+        self._on_change()
+
+    @property
+    def _missing(self) -> str:
+        if self.connected:
+            return "the executor is gone"
+        if self._connection.linked:
+            return "the scheduler waits for an executor"
+        return "the scheduler is gone"
+
+    def _end_vain_waits(self, now: float) -> None:
+        refusal = self._outage.refusal(now)
+        if refusal is None or not self._open:
+            return
+        if self.connected:
+            self._queue_aborts([*self._open.by_slot])
+        self._fail_all(Unavailable(refusal))
+
+    def _time_out(self) -> None:
+        """What the scheduler would end, if there was one."""
+        now = self._loop.time()
+        for request in self._open.requests:
+            name = request.timed_out(now)
+            if name is not None:
+                error = DeadlinePassed(f"{name} passed while the engine recovered")
+                for choice in request.choices:
+                    self._fail(choice.slot, error)
+
+    def _fail(self, slot: int, error: RequestError) -> None:
+        """The choice ends; whoever calls wakes what was touched."""
+        choice = self._open.remove(slot)
+        if choice is not None:
+            choice.sink.fail(error)
+            self._touched[choice.sink] = None
+
+    def _fail_all(self, error: RequestError) -> None:
+        for slot in [*self._open.by_slot]:
+            self._fail(slot, error)
+        self._wake_touched()

@@ -3,25 +3,29 @@
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
 
 import triptych
-from triptych.services.runtime.control_server import ControlServer
+from triptych.services.runtime.control_server import CallRefused, ControlCalls, ControlServer
 from triptych.services.runtime.health import Health
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.ports import check_port
 from triptych.services.runtime.process_stats import process_stats
 from triptych.services.runtime.reflection import add_reflection
 from triptych.services.runtime.run_dir import RunDir
+from triptych.services.runtime.stage_states import trouble
 from triptych.services.tokenizer.admission import Admission
 from triptych.services.tokenizer.calling import parsers_of
 from triptych.services.tokenizer.generation import Generation, GenerationRules
 from triptych.services.tokenizer.grammar_checker import GrammarChecker
 from triptych.services.tokenizer.grammar_process import CheckLimits
 from triptych.services.tokenizer.http_port import HttpPort, SchedulerStats
-from triptych.services.tokenizer.scheduler_client import Beats, SchedulerClient
+from triptych.services.tokenizer.outage import Outage
+from triptych.services.tokenizer.scheduler_client import SchedulerClient
+from triptych.services.tokenizer.scheduler_connection import Beats, SchedulerConnection
 from triptych.services.tokenizer.servicer import INFERENCE_SERVICE, InferenceServicer
 from triptych.services.tokenizer.settings import TokenizerSettings
 from triptych.services.tokenizer.stats import Counters
@@ -63,8 +67,9 @@ class TokenizerService:
         self._counters = Counters()
         self._admission = Admission(settings.max_streams, settings.max_prompt_bytes)
         self._health = Health((INFERENCE_SERVICE,))
-        self._control = ControlServer(run_dir, settings.name, self.stats)
-        self._draining = False
+        calls = ControlCalls(drain=self._drain, resume=self._resume)
+        self._control = ControlServer(run_dir, settings.name, self.stats, calls)
+        self._draining = self._stopping = False
         self.address = ""
         """host:port as clients reach it; set by `start`."""
         hello = stage_pb2.TokenizerHello(
@@ -83,13 +88,13 @@ class TokenizerService:
             GrammarChecker(limits),
             model.tokenizer.special_ids(parsers.markers),
         )
+        beats = Beats(settings.heartbeat_interval, settings.heartbeat_timeout)
         self.client = SchedulerClient(
-            run_dir.scheduler_endpoint,
-            hello,
+            SchedulerConnection(run_dir.scheduler_endpoint, hello, beats),
             self._counters,
             self._readiness_changed,
-            Beats(settings.heartbeat_interval, settings.heartbeat_timeout),
             self._structured.vocabulary,
+            Outage(settings.recovery_timeout, partial(trouble, run_dir)),
         )
         self._generation = Generation(
             model.tokenizer,
@@ -120,6 +125,7 @@ class TokenizerService:
                 self._settings.http_host,
                 self._settings.http_port,
                 shared=self._settings.reuse_port,
+                unread_timeout=self._settings.unread_timeout,
             )
         try:
             bound = self._server.add_insecure_port(target)
@@ -134,10 +140,11 @@ class TokenizerService:
 
     async def stop(self, grace: float) -> None:
         """Refuse new requests, let the open ones finish for `grace` seconds, then close."""
-        self._draining = True
+        self._stopping = True
+        self._admission.close("this process is shutting down")
         self._readiness_changed()
         self._health.close()
-        if not await self._admission.drain(grace):
+        if not await self._admission.idle(grace):
             _log.warning("requests cut off", extra={"requests": self._admission.running})
         await asyncio.gather(self._server.stop(_STOP_GRACE), self._http.stop())
         await self._scheduler_stats.close()
@@ -163,11 +170,39 @@ class TokenizerService:
                 drain_seconds_total=counters.drain_seconds_total,
                 drains_total=counters.drains_total,
                 http_address=self._http.address,
+                draining=self._draining,
+                schedulers_lost_total=counters.schedulers_lost_total,
+                choices_resubmitted_total=counters.choices_resubmitted_total,
             ),
         )
 
+    @property
+    def reason(self) -> str:
+        """Why health says NOT_SERVING; empty when it does not."""
+        if self._stopping:
+            return "this process is shutting down"
+        return "draining" if self._draining else self.client.reason
+
+    async def _drain(self, request: control_pb2.DrainRequest) -> control_pb2.DrainResponse:
+        """See ControlService."""
+        self._draining = True
+        self._admission.close("this process is draining")
+        self._readiness_changed()
+        seconds = request.grace_ms / 1000 if request.grace_ms else self._settings.shutdown_grace
+        await self._admission.idle(seconds)
+        return control_pb2.DrainResponse(requests_running=self._admission.running)
+
+    async def _resume(self, request: control_pb2.ResumeRequest) -> control_pb2.ResumeResponse:
+        """See ControlService."""
+        if self._stopping:
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process is shutting down")
+        self._draining = False
+        self._admission.open()
+        self._readiness_changed()
+        return control_pb2.ResumeResponse()
+
     def _readiness_changed(self) -> None:
-        serving = self.client.serving and not self._draining
+        serving = not self.reason
         self._health.set_serving(serving)
         self._control.set_serving(serving)
         if serving:
@@ -183,7 +218,7 @@ class TokenizerService:
             limits=HttpLimits(
                 self._settings.http_max_body_bytes, self._settings.max_streams + _MORE_CONNECTIONS
             ),
-            serving=lambda: self._health.serving,
+            reason=lambda: self.reason,
             stats=self.stats,
             scheduler_stats=self._scheduler_stats.read,
         )
@@ -212,10 +247,18 @@ class TokenizerService:
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
+                # What the one before is not enough for: without it 60 s.
+                ("grpc.http2.ping_timeout_ms", 10_000),
             ],
             compression=grpc.Compression.NoCompression,
         )
-        servicer = InferenceServicer(self._generation, self._admission, self._counters, limit)
+        servicer = InferenceServicer(
+            self._generation,
+            self._admission,
+            self._counters,
+            limit,
+            self._settings.unread_timeout,
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
         self._health.add_to(server)
         add_reflection(server, (INFERENCE_SERVICE,))

@@ -13,6 +13,7 @@ from triptych.services.tokenizer.generation import Generation
 from triptych.services.tokenizer.responses import Response
 from triptych.services.tokenizer.session import Session
 from triptych.services.tokenizer.stats import Counters
+from triptych.services.tokenizer.unread_watch import UnreadWatch
 from triptych.services.tokenizer.validation import (
     ValidRequest,
     check_model,
@@ -40,11 +41,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         admission: Admission,
         counters: Counters,
         max_message_bytes: int,
+        unread_timeout: float,
     ) -> None:
         self._generation = generation
         self._admission = admission
         self._counters = counters
         self._max_message_bytes = max_message_bytes
+        self._unread = UnreadWatch(unread_timeout)
 
     async def Generate(  # type: ignore[override]  # noqa: N802  # grpc.aio takes a writing coroutine
         self,
@@ -75,8 +78,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """See the session module."""
         async with rpc_errors(context):
-            session = Session(self._generation, self._admission, self._counters)
-            await session.run(request_iterator, context.write)
+            session = Session(
+                self._generation, self._admission, self._counters, context.time_remaining
+            )
+            with self._unread.watching(context.write) as write:
+                await session.run(request_iterator, write)
 
     async def Tokenize(  # noqa: N802
         self,
@@ -142,15 +148,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         _check_deadline(context.time_remaining())
         request = await validate()
-        _check_deadline(context.time_remaining())
-        with self._generation.start(request) as running:
+        remaining = context.time_remaining()
+        _check_deadline(remaining)
+        with (
+            self._unread.watching(context.write) as write,
+            self._generation.start(request, remaining=remaining) as running,
+        ):
             finished = False
             while not finished:
                 piece = await running.stream.next()
                 finished = piece.usage is not None
                 self._counters.responses_total += 1
                 self._counters.tokens_total += piece.new_tokens
-                await context.write(running.response(kind, piece))
+                await write(running.response(kind, piece))
 
     def _check_size(
         self,

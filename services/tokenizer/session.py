@@ -1,8 +1,10 @@
 """One Session rpc: many requests on one stream.
 
-A reader takes starts and cancels in their order; the writer sends everything that came in a drain
-as one response. Each request ends with exactly one terminal event. What the reader refuses is
-queued too; while too much is queued it stops reading, and gRPC's flow control slows the client.
+A reader takes starts and cancels in their order. Each start is checked in a task of its own, so
+that one whose grammar or prompt takes long holds up neither the others nor its own cancel. The
+writer sends everything that came in a drain as one response. Each request ends with exactly one
+terminal event. What is refused is queued too; while too much is queued or being checked the reader
+stops, and gRPC's flow control slows the client.
 """
 
 import asyncio
@@ -18,10 +20,11 @@ from triptych.services.runtime.status import to_status, unexpected
 from triptych.services.tokenizer.admission import Admission
 from triptych.services.tokenizer.generation import Generation, Running
 from triptych.services.tokenizer.stats import Counters
-from triptych.v1 import inference_pb2
+from triptych.v1 import common_pb2, inference_pb2
 
 MAX_SESSION_REQUESTS = 1024
-_MAX_QUEUED_ERRORS = 256
+_MAX_QUEUED_ENDS = 256
+_MAX_STARTING = 256
 _RESPONSE_BYTES = 1 << 20  # clients take 4 MiB by default
 
 
@@ -35,13 +38,22 @@ class _Entry:
 class Session:
     """The requests of one session. Use once: `run`."""
 
-    def __init__(self, generation: Generation, admission: Admission, counters: Counters) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        admission: Admission,
+        counters: Counters,
+        remaining: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`remaining`: seconds until the session's deadline; None without one."""
+        self._remaining = remaining
         self._generation = generation
         self._admission = admission
         self._counters = counters
         self._entries: dict[int, _Entry] = {}
         self._changed: dict[int, None] = {}
-        self._errors: list[inference_pb2.SessionEvent] = []
+        self._starting: dict[int, asyncio.Task[inference_pb2.SessionEvent | None]] = {}
+        self._ends: list[inference_pb2.SessionEvent] = []  # of requests that never ran
         self._woken = asyncio.Event()
         self._room = asyncio.Event()
 
@@ -54,7 +66,7 @@ class Session:
         reader = asyncio.create_task(self._read(requests))
         reader.add_done_callback(lambda _: self._woken.set())
         try:
-            while self._entries or self._errors or not reader.done():
+            while self._entries or self._ends or self._starting or not reader.done():
                 await self._woken.wait()
                 self._woken.clear()
                 while response := self._collect():
@@ -62,11 +74,13 @@ class Session:
                 if reader.done():
                     reader.result()  # raises what ended the reader
         finally:
-            reader.cancel()
+            tasks = (reader, *self._starting.values())
+            for task in tasks:
+                task.cancel()
             for entry in self._entries.values():
                 entry.closing.close()
             self._entries.clear()
-            await asyncio.wait((reader,))
+            await asyncio.wait(tasks)
             if not reader.cancelled():
                 reader.exception()  # the stream's own end says more
 
@@ -76,32 +90,58 @@ class Session:
         async for request in requests:
             match request.WhichOneof("action"):
                 case "start":
-                    await self._start(request.start)
+                    self._begin(request.start)
                 case "cancel":
-                    # An unknown id is no error: the request may just have ended.
-                    if (entry := self._entries.get(request.cancel.id)) is not None:
-                        entry.running.cancel()
-                        self._wake(request.cancel.id)
+                    self._cancel(request.cancel.id)
                 case _:
                     raise InvalidRequest("action", "neither start nor cancel is set")
-            while len(self._errors) >= _MAX_QUEUED_ERRORS:
+            while len(self._ends) >= _MAX_QUEUED_ENDS or len(self._starting) >= _MAX_STARTING:
                 self._room.clear()
                 await self._room.wait()
 
-    async def _start(self, start: inference_pb2.SessionStart) -> None:
+    def _begin(self, start: inference_pb2.SessionStart) -> None:
+        if start.id in self._entries or start.id in self._starting:
+            error = DuplicateId(f"id: {start.id} belongs to a running request of this session")
+            self._end(_error_event(start.id, to_status(error)))
+            return
+        task = asyncio.create_task(self._start(start))
+        self._starting[start.id] = task
+        task.add_done_callback(partial(self._started, start))
+
+    def _cancel(self, request_id: int) -> None:
+        """An unknown id is no error: the request may just have ended."""
+        if (task := self._starting.get(request_id)) is not None and task.cancel():
+            return
+        if (entry := self._entries.get(request_id)) is not None:
+            entry.running.cancel()
+            self._wake(request_id)
+
+    async def _start(self, start: inference_pb2.SessionStart) -> inference_pb2.SessionEvent | None:
+        """The request's end, where it has already come to it."""
         try:
             with ExitStack() as stack:
                 running = await self._admitted(start, stack)
                 self._entries[start.id] = _Entry(running, stack.pop_all(), start.HasField("chat"))
         except RequestError as error:
-            self._error(start.id, to_status(error))
+            return _error_event(start.id, to_status(error))
         except Exception as error:  # the top of this request; the others go on
-            self._error(start.id, unexpected(error))
+            return _error_event(start.id, unexpected(error))
+        return None
+
+    def _started(
+        self,
+        start: inference_pb2.SessionStart,
+        task: "asyncio.Task[inference_pb2.SessionEvent | None]",
+    ) -> None:
+        del self._starting[start.id]
+        self._room.set()
+        if task.cancelled():
+            self._end(_cancelled_event(start))
+        elif (end := task.result()) is not None:
+            self._end(end)
 
     async def _admitted(self, start: inference_pb2.SessionStart, stack: ExitStack) -> Running:
-        if start.id in self._entries:
-            raise DuplicateId(f"id: {start.id} belongs to a running request of this session")
-        if len(self._entries) >= MAX_SESSION_REQUESTS:
+        if len(self._entries) + len(self._starting) > MAX_SESSION_REQUESTS:
             raise QueueFull(
                 f"{len(self._entries)} requests run in this session,"
                 f" at most {MAX_SESSION_REQUESTS} may"
@@ -114,7 +154,8 @@ class Session:
                 valid = await self._generation.chat(start.chat)
             case _:
                 raise InvalidRequest("start.request", "neither generate nor chat is set")
-        return stack.enter_context(self._generation.start(valid, partial(self._wake, start.id)))
+        running = self._generation.start(valid, partial(self._wake, start.id), self._remaining())
+        return stack.enter_context(running)
 
     def _wake(self, request_id: int) -> None:
         self._changed[request_id] = None
@@ -126,9 +167,9 @@ class Session:
         """Everything that happened, up to a size; None when nothing did."""
         response = inference_pb2.SessionResponse()
         size = 0
-        if self._errors:
-            response.events.extend(self._errors)
-            self._errors.clear()
+        if self._ends:
+            response.events.extend(self._ends)
+            self._ends.clear()
             self._room.set()
         while self._changed and size < _RESPONSE_BYTES:
             request_id = next(iter(self._changed))
@@ -171,8 +212,8 @@ class Session:
     def _close(self, request_id: int) -> None:
         self._entries.pop(request_id).closing.close()
 
-    def _error(self, request_id: int, status: status_pb2.Status) -> None:
-        self._errors.append(_error_event(request_id, status))
+    def _end(self, event: inference_pb2.SessionEvent) -> None:
+        self._ends.append(event)
         self._woken.set()
 
 
@@ -183,3 +224,12 @@ def _error_event(request_id: int, status: status_pb2.Status) -> inference_pb2.Se
             code=status.code, message=status.message, status=status.SerializeToString()
         ),
     )
+
+
+def _cancelled_event(start: inference_pb2.SessionStart) -> inference_pb2.SessionEvent:
+    """Of a request that had not been submitted: one end, with no choice begun."""
+    event = inference_pb2.SessionEvent(id=start.id)
+    target = event.chat if start.HasField("chat") else event.output
+    target.finish_reason = common_pb2.FINISH_REASON_ABORT
+    target.usage.SetInParent()
+    return event

@@ -95,6 +95,14 @@ class TokenizerSettings(HeartbeatSettings):
         description="output that one stream may leave unread before it is ended",
         json_schema_extra=flag("Limits", unit="tokens"),
     )
+    unread_timeout: float = Field(
+        default=60.0,
+        ge=0,
+        le=86_400,
+        description="a connection, or a gRPC call, whose client takes nothing for so long of what"
+        " waits for it is ended; 0: never",
+        json_schema_extra=flag("Limits", unit="seconds"),
+    )
     max_logprobs: int = Field(
         default=20,
         ge=-1,

@@ -12,3 +12,5 @@ class Counters:
     tokens_total: int = 0
     drains_total: int = 0
     drain_seconds_total: float = 0.0
+    schedulers_lost_total: int = 0
+    choices_resubmitted_total: int = 0

@@ -43,6 +43,7 @@ class OutputStream:
         self._on_wake = on_wake
         self._stop_strings = StopStrings(params.stop, include_in_output=params.include_stop)
         self._pending = Piece()
+        self._texts: list[str] = []  # of the pending piece: joined once, however many came
         self._logged: list[LoggedToken] = []  # as far as reported, beside the pending ids
         self._unread = self._alternatives = 0  # since the last take
         self._most_alternatives = MAX_UNREAD_ALTERNATIVES // params.n
@@ -108,7 +109,7 @@ class OutputStream:
         if not self._ended:
             self._ended = True
             self._error = wire_named(error) if isinstance(error, InvalidRequest) else error
-            self._pending, self._logged = Piece(), []
+            self._pending, self._texts, self._logged = Piece(), [], []
 
     def wake(self) -> None:
         """Tell the reader that something came."""
@@ -121,7 +122,7 @@ class OutputStream:
             self._finish(FinishReason.ABORT)
 
     def _echo(self) -> None:
-        self._pending.text = self._prompt.text
+        self._texts.append(self._prompt.text)
         self._pending.token_ids.extend(self._prompt.token_ids)
         if self._params.logprobs is not None:
             self._logged.extend(self._prompt.logged())
@@ -147,11 +148,11 @@ class OutputStream:
     def _add(self, text: str) -> bool:
         """Whether a stop string ended the output with this text."""
         if not self._params.stop:
-            self._pending.text += text
+            self._texts.append(text)
             return False
         armed = self.completion_tokens >= self._params.min_tokens
         released = self._stop_strings.push(text, armed=armed)
-        self._pending.text += released.text
+        self._texts.append(released.text)
         if released.stop is None:
             return False
         self._pending.stop_string = released.stop
@@ -162,7 +163,7 @@ class OutputStream:
         """No token follows: what was held back is text now, and may complete a stop string."""
         if self._add(self._detokenizer.finish()):
             return
-        self._pending.text += self._stop_strings.finish()
+        self._texts.append(self._stop_strings.finish())
         if stop_token_id in self._params.stop_token_ids:
             self._pending.stop_token_id = stop_token_id
         self._end(reason)
@@ -189,13 +190,14 @@ class OutputStream:
         self.check()
         self._unread = self._alternatives = 0
         piece, params = self._pending, self._params
+        piece.text = "".join(self._texts)
         wanted = (
             (piece.text and params.text) or (piece.token_ids and params.token_ids) or self._logged
         )
         if not wanted and piece.finish is None:
             piece.token_ids.clear()  # their text is held back; nobody wants the ids
             return None
-        self._pending = Piece()
+        self._pending, self._texts = Piece(), []
         if self._logged:
             piece.logprobs, self._logged = self._logged, []
         piece.new_tokens = self.completion_tokens - self._counted

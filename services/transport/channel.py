@@ -161,9 +161,9 @@ def _bound(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES)
     socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-    # A dead scheduler is back within this time at the latest once it listens again.
-    socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+    # A scheduler that was started again is found within so many milliseconds of its listening.
+    socket.setsockopt(zmq.RECONNECT_IVL, 10)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 50)
 
 
 def wake_descriptor() -> int:

@@ -23,6 +23,7 @@ from triptych.engine_core.errors import (
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request
 from triptych.engine_core.sampling_params import (
+    MAX_CHOICES,
     NO_LOGPROBS,
     BeamParams,
     EarlyStopping,
@@ -117,7 +118,7 @@ def request_from_submit(submit: stage_pb2.Submit, request_id: RequestId) -> Requ
 
     Floats arrive as float32: 0.7 comes out as the nearest float32 to it.
     """
-    return Request(
+    request = Request(
         request_id=request_id,
         prompt_token_ids=unpack_u32(submit.prompt_token_ids, "prompt_token_ids"),
         params=_params_from(submit.params),
@@ -128,6 +129,14 @@ def request_from_submit(submit: stage_pb2.Submit, request_id: RequestId) -> Requ
         tenant=submit.tenant,
         accepted=submit.accepted,
     )
+    params = request.params
+    if submit.choice + params.n > MAX_CHOICES:
+        raise InvalidRequest(
+            "choice", f"{params.n} from {submit.choice} on are more than {MAX_CHOICES}"
+        )
+    if params.beam is not None and request.output_token_ids:
+        raise InvalidRequest("output_token_ids", "a beam search begins anew: nothing of it is out")
+    return request
 
 
 def _params_from(params: stage_pb2.SequenceParams) -> SamplingParams:

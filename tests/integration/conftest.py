@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
     engines: list[Engine] = []
 
-    def make(**settings: object) -> Engine:
+    def make(**settings: Any) -> Engine:
         engine = Engine(tmp_path / f"run{len(engines)}", **settings)
         engines.append(engine)
         return engine

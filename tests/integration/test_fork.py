@@ -155,12 +155,10 @@ def test_what_forked_processes_share_starts_no_thread(variable: str | None, tmp_
         os.environ.pop(name, None)
         if variable:
             os.environ[name] = variable
-        from triptych.services.cli import serve
-        from triptych.services.runtime.settings import one_blas_thread
-        serve._import_all(serve._ALL_NEED)
+        from triptych.services.cli import common_imports, serve
+        common_imports.import_what_all_need()
         assert "numpy" not in sys.modules
-        with one_blas_thread():
-            serve._import_all(serve._STEPS_NEED)
+        common_imports.import_what_steps_need()
         assert "numpy" in sys.modules and single_threaded()
         assert os.environ.get(name) == variable
         own = tuple(f"triptych.services.{{one}}." for one in ("tokenizer", "scheduler", "executor"))
@@ -177,7 +175,9 @@ def test_what_forked_processes_share_starts_no_thread(variable: str | None, tmp_
 _SUPERVISED = """
 import asyncio, signal
 from triptych.services.cli.child import ChildSpec
-from triptych.services.cli.supervisor import Limits, Supervisor
+from triptych.services.cli.patience import Limits
+from triptych.services.cli.stage import StageLinks
+from triptych.services.cli.supervisor import Supervisor
 
 def stub(name):
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -188,12 +188,18 @@ def stub(name):
 forked = {name: fork_child(name, lambda name=name: stub(name)) for name in ("a", "b")}
 AGAIN = "import pathlib, time; pathlib.Path('a.again').touch(); time.sleep(60)"
 specs = [ChildSpec(name, (sys.executable, "-c", AGAIN)) for name in forked]
-async def probe(name): return Path(f"{name}.ready").exists()
+class Contact:
+    def __init__(self, name): self.name = name
+    async def ready(self): return Path(f"{self.name}.ready").exists()
+    async def until_serving(self):
+        while not await self.ready(): await asyncio.sleep(0.01)
+    async def answers(self): return True
+    async def close(self): pass
 
 async def main():
     stop = asyncio.Event()
-    limits = Limits(probe_interval=0.02, restart_delay=0.01)
-    supervisor = Supervisor(specs, ("b", "a"), probe, limits, forked=forked)
+    limits = Limits(probe_interval=0.02)
+    supervisor = Supervisor(specs, ("b", "a"), StageLinks(Contact), limits, forked=forked)
     async def ready():
         assert supervisor.pids == forked
         os.kill(forked["a"], signal.SIGKILL)

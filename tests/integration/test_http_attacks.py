@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from http_bench import events, http_bench
 from tokenizer_bench import FOREVER, run, until
+from triptych.services.tokenizer.openai_http import reply
 from triptych.services.tokenizer.server import LoadedModel
 
 LARGE = {"logit_bias": {str(i): 1 for i in range(200)}, "stop": ["x" * 50] * 4}
@@ -206,5 +208,25 @@ def test_an_offer_of_http_2_is_not_taken_and_costs_no_body(
             answer = await b.client.post("/v1/completions", json=body, headers=offer)
             assert answer.status_code == 200
             assert (await b.complete(max_tokens=1)).status_code == 200
+
+    run(scenario)
+
+
+def test_logprobs_that_wait_for_a_whole_answer_are_bounded(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """n, tokens and alternatives of one request multiply: 128 x 8192 x 21 would be a gigabyte."""
+    monkeypatch.setattr(reply, "MAX_HELD", 100)
+
+    async def scenario() -> None:
+        async with http_bench(model, tmp_path / "run", FOREVER) as b:
+            ask = partial(b.complete, n=2, logprobs=1)
+            assert (await ask(max_tokens=25)).status_code == 200  # 2 x 25 x 2
+            error = (await ask(max_tokens=26)).json()["error"]
+            assert (error["param"], error["code"]) == ("logprobs", "invalid_value")
+            assert "stream it" in error["message"]
+            await b.behind.idle()
+            assert len(events((await ask(max_tokens=60, stream=True)).text)) > 10
+            assert (await b.complete(max_tokens=200)).status_code == 200
 
     run(scenario)

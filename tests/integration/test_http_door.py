@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from http_bench import USER, data_of, events, http_bench
@@ -47,7 +48,9 @@ def test_chat_begins_with_the_role_and_ends_with_an_empty_delta(
         async with http_bench(model, tmp_path / "run", b"abc") as b:
             chunks = events((await b.chat(max_tokens=3, stream=True)).text)
             deltas = [c["choices"][0]["delta"] for c in chunks]
-            assert deltas[0] == {"role": "assistant", "content": "a"}
+            assert deltas[0].keys() == {"role", "content"}
+            assert deltas[0]["role"] == "assistant"
+            assert deltas[0]["content"].startswith("a")
             assert all("role" not in each for each in deltas[1:])
             assert deltas[-1] == {}
             assert "".join(each.get("content", "") for each in deltas) == "abc"
@@ -308,22 +311,29 @@ def test_a_silent_stream_has_comments(
     run(scenario)
 
 
+@pytest.mark.parametrize("stream", [False, True])
 def test_who_does_not_read_gives_the_place_back(
-    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: LoadedModel, tmp_path: Path, stream: bool
 ) -> None:
-    monkeypatch.setattr(door, "HttpLimits", partial(HttpLimits, keep_alive=0.1))
+    """The connection too, though its client holds on to it: else they would add up."""
+    opened = psutil.Process().num_fds
 
     async def scenario() -> None:
-        async with http_bench(model, tmp_path / "run", [LONG] * 3000, max_streams=1) as b:
+        async with http_bench(
+            model, tmp_path / "run", [LONG] * 600, max_streams=1, unread_timeout=0.3
+        ) as b:
+            assert (await b.complete(max_tokens=1)).status_code == 200
+            before = opened()
             with socket.create_connection(b.host_and_port) as client:
-                body = json.dumps({"prompt": "x", "max_tokens": 3000, "stream": True}).encode()
+                body = json.dumps({"prompt": "x", "max_tokens": 600, "stream": stream}).encode()
                 client.sendall(
                     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
                     b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
                     % (len(body), body)
                 )
-                await until(lambda: bool(b.scheduler.submits))
+                await until(lambda: len(b.scheduler.submits) == 2)
                 await b.behind.idle()  # while the client is still there
+                await until(lambda: opened() == before + 1)  # the client's end
             assert (await b.complete(max_tokens=1)).status_code == 200
 
     run(scenario)
@@ -382,12 +392,16 @@ def test_health_says_what_grpc_says(model: LoadedModel, tmp_path: Path) -> None:
             assert (await b.client.get("/ready")).json()["ready"] is True
             b.scheduler.executor_ready = False
             await until(lambda: not b.behind.service.client.serving)
-            assert (await b.client.get("/health")).status_code == 503
+            health = await b.client.get("/health")
+            assert (health.status_code, health.json()) == (503, {"reason": "the executor is gone"})
             assert (await b.client.get("/ready")).json()["ready"] is False
+            b.behind.service.client._outage._timeout = 0.0
             answer = await b.complete()
             assert (answer.status_code, answer.json()["error"]["type"]) == (
                 503, "service_unavailable_error",
             )  # fmt: skip
+            assert answer.json()["error"]["message"].startswith("the executor is gone")
+            assert int(answer.headers["retry-after"]) >= 1
 
     run(scenario)
 

@@ -98,3 +98,18 @@ def test_a_time_out_in_the_queue_costs_no_step(make_engine: MakeEngine) -> None:
     assert tokenizer.tokens == {runs: continuation([1], 40), 50: []}
     assert engine.stats.requests_timed_out_total == 1
     engine.until_idle()
+
+
+def test_the_deadline_of_a_call_ends_its_work(make_engine: MakeEngine) -> None:
+    """Also where nobody is left to cancel it; the time-outs, which are longer, stay as they are."""
+    engine = make_engine()
+    engine.executor(step_seconds=0.02)
+    tokenizer = engine.tokenizer()
+    slot = tokenizer.submit_with(
+        [1], SamplingParams(max_tokens=200, temperature=0.0), deadline_ms=200, timeout_ms=60_000
+    )
+    tokenizer.until(lambda: tokenizer.ended(slot))
+    assert isinstance(tokenizer.failed[slot], DeadlinePassed)
+    assert str(tokenizer.failed[slot]) == "deadline: 0.2 s of the call passed"
+    assert 0 < len(tokenizer.tokens[slot]) < 200
+    engine.until_idle()

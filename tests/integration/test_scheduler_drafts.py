@@ -4,6 +4,7 @@ import pytest
 
 from fake_executor import continuation
 from scheduler_bench import MakeEngine
+from triptych.engine_core.errors import FatalRequest
 
 
 def test_a_draft_model_changes_no_output(make_engine: MakeEngine) -> None:
@@ -25,17 +26,22 @@ def test_a_draft_model_changes_no_output(make_engine: MakeEngine) -> None:
 
 
 def test_the_wrong_number_of_guesses_loses_the_executor(make_engine: MakeEngine) -> None:
+    """It comes back and does it again: the request ends, and never with wrong tokens."""
     engine = make_engine(speculative_method="draft_model", max_num_batched_tokens=64)
     engine.executor(draft_model="short", num_blocks=256)
     tokenizer = engine.tokenizer()
     slot = tokenizer.submit([1, 2], 40)
-    tokenizer.until(lambda: not tokenizer.executor_ready)
-    assert len(tokenizer.tokens[slot]) < 40
+    tokenizer.until(lambda: tokenizer.ended(slot))
+    assert isinstance(tokenizer.failed[slot], FatalRequest)
+    told = tokenizer.tokens[slot]
+    assert told == continuation([1, 2], 40)[: len(told)]
+    assert engine.stats.executors_lost_total == 2
     for executor in engine.executors:
         executor.kill()
     engine.executor(draft_model="good", num_blocks=256)
-    tokenizer.until(lambda: tokenizer.ended(slot))
-    assert tokenizer.tokens[slot] == continuation([1, 2], 40)
+    again = tokenizer.submit([1, 2], 40)
+    tokenizer.until(lambda: tokenizer.ended(again))
+    assert tokenizer.tokens[again] == continuation([1, 2], 40)
     engine.until_idle()
 
 

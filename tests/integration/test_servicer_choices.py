@@ -341,7 +341,7 @@ def test_slots_begin_anew_behind_those_that_run(model: LoadedModel, tmp_path: Pa
         async with bench(model, tmp_path / "run", FOREVER) as b:
             call = b.stub.Generate(request_of(n=3))
             await call.read()
-            b.service.client._next_slot = 2**32 - 2  # as after billions of requests
+            b.service.client._open._next_slot = 2**32 - 2  # as after billions of requests
             for count, first in ((2, 2**32 - 2), (2, 4), (1, 6)):
                 assert (await read(b, n=count, max_tokens=1)).finish == dict.fromkeys(
                     range(count), LENGTH

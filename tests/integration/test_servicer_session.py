@@ -1,6 +1,7 @@
 """Many requests on one stream of the tokenizer service."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import grpc
@@ -145,5 +146,46 @@ def test_a_session_that_floods_bad_requests_without_reading(
             await writer
             assert len(events.ends) == 3000
             await b.idle()
+
+    run(scenario)
+
+
+HARD = common_pb2.StructuredOutput(  # its check takes longer than it may
+    json_schema=json.dumps(
+        {"allOf": [{"type": "string", "pattern": f".*a.{{{count}}}"} for count in range(14)]}
+    )
+)
+
+
+def test_a_request_whose_check_is_slow_holds_up_no_other_and_can_be_cancelled(
+    model: LoadedModel, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bench(
+            model, tmp_path / "run", by_prompt, structured_output_check_seconds=20.0
+        ) as b:
+            events = Events(b)
+            await events.start(1, request_of(max_tokens=3, structured_output=HARD, n=3))
+            await until(lambda: b.service.stats().tokenizer.requests_running == 1)
+            await events.start(1, request_of([66], max_tokens=3))
+            await events.start(2, request_of([67], max_tokens=3))
+            await events.read(2)
+            assert events.ends == {1: ["ALREADY_EXISTS"], 2: ["LENGTH"]}
+            await events.cancel(1)
+            await events.read(3)
+            assert events.ends[1] == ["ALREADY_EXISTS", "ABORT"]
+            await b.idle()
+            await events.start(1, request_of(max_tokens=3, structured_output=HARD))
+            await events.cancel(1)  # at once
+            await events.read(4)
+            await events.start(1, request_of([68], max_tokens=3))
+            await events.read(5)
+            assert events.ends[1] == ["ALREADY_EXISTS", "ABORT", "ABORT", "LENGTH"]
+            assert events.text[1] == "DDD"
+            await events.start(1, request_of(max_tokens=3, structured_output=HARD))
+            await until(lambda: b.service.stats().tokenizer.requests_running == 1)
+            events.call.cancel()
+            await b.idle()
+            assert len(b.scheduler.submits) == 2
 
     run(scenario)

@@ -10,8 +10,9 @@ import uvloop
 
 import fake_scheduler
 from fake_scheduler import FakeScheduler
-from triptych.services.tokenizer import scheduler_client
-from triptych.services.tokenizer.scheduler_client import Beats, SchedulerClient
+from triptych.services.tokenizer import scheduler_connection
+from triptych.services.tokenizer.scheduler_client import SchedulerClient
+from triptych.services.tokenizer.scheduler_connection import Beats, SchedulerConnection
 from triptych.services.tokenizer.stats import Counters
 from triptych.services.transport.channel import DealerChannel
 from triptych.v1 import stage_pb2
@@ -28,12 +29,13 @@ class QuickHandshake(DealerChannel[stage_pb2.TokenizerReply, stage_pb2.Tokenizer
 def test_it_beats_although_the_handshake_was_over_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_client, "DealerChannel", QuickHandshake)
+    monkeypatch.setattr(scheduler_connection, "DealerChannel", QuickHandshake)
 
     async def scenario(scheduler: FakeScheduler) -> None:
         hello = stage_pb2.TokenizerHello(fingerprint="print", vocabulary_size=320)
         beats = Beats(interval=0.05, timeout=5.0)
-        client = SchedulerClient(scheduler.endpoint, hello, Counters(), lambda: None, beats)
+        connection = SchedulerConnection(scheduler.endpoint, hello, beats)
+        client = SchedulerClient(connection, Counters(), lambda: None)
         client.start()
         try:
             async with asyncio.timeout(3.0):
@@ -53,7 +55,8 @@ def test_a_stall_of_its_own_is_not_the_silence_of_the_scheduler(tmp_path: Path) 
     async def scenario(scheduler: FakeScheduler) -> None:
         hello = stage_pb2.TokenizerHello(fingerprint="print", vocabulary_size=320)
         beats = Beats(interval=0.05, timeout=0.4)
-        client = SchedulerClient(scheduler.endpoint, hello, Counters(), lambda: None, beats)
+        connection = SchedulerConnection(scheduler.endpoint, hello, beats)
+        client = SchedulerClient(connection, Counters(), lambda: None)
         client.start()
         try:
             async with asyncio.timeout(5.0):

@@ -200,10 +200,12 @@ def test_time_outs_and_labels_arrive(bench: Bench) -> None:
     tokenizer = bench.tokenizer()
     submit = wire.submit_of(wire.pack_u32([1]), SamplingParams(max_tokens=1))
     submit.slot, submit.queue_timeout_ms, submit.tenant = 8, 1500, "who"
+    submit.deadline_ms = 700
     tokenizer.send_submit(submit)
     bench.until(lambda: bench.submitted)
     (event,) = bench.submitted
     assert (event.queue_timeout, event.timeout, event.request.tenant) == (1.5, None, "who")
+    assert event.deadline == 0.7
 
 
 def test_outputs_for_a_process_that_is_gone_are_dropped(bench: Bench) -> None:

@@ -5,79 +5,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from core_engine import Engine, Shape, requests
-from hash_model import candidates, expected_beams, expected_output, is_complete, logprob
-from triptych.engine_core.errors import NotFinite, QueueFull, RequestError, Unavailable
+from core_outputs import SHAPES, check_output
+from hash_model import expected_beams, expected_output
+from triptych.engine_core.errors import NotFinite, QueueFull, Unavailable
 from triptych.engine_core.ids import RequestId
-from triptych.engine_core.policy import POLICY_NAMES
 from triptych.engine_core.request import Request
 from triptych.engine_core.sampling_params import SamplingParams
 from triptych.engine_core.step import FinishReason
-
-SHAPES = st.builds(
-    Shape,
-    num_blocks=st.integers(4, 12),
-    block_size=st.integers(1, 3),
-    max_num_seqs=st.integers(1, 4),
-    max_num_batched_tokens=st.integers(4, 9),
-    max_num_waiting=st.integers(0, 6),
-    extra_logits=st.integers(0, 6),
-    guess_seed=st.integers(0, 4),
-    long_prefill_token_threshold=st.sampled_from([0, 0, 1, 2]),
-    watermark_blocks=st.integers(0, 2),
-    prefix_caching=st.sampled_from([True, True, False]),
-    policy=st.sampled_from(POLICY_NAMES),
-)
-
-
-def choices(request: Request) -> list[RequestId]:
-    return [RequestId(request.request_id + index) for index in range(request.params.n)]
-
-
-def check_output(engine: Engine, request: Request) -> None:
-    """What each choice got is what it gets alone; all of it, unless it was cut short."""
-    params = request.params
-    for index, request_id in enumerate(choices(request)):
-        output, ending = engine.outputs[request_id], engine.endings.get(request_id)
-        if params.beam is not None:
-            found = expected_beams(request)
-            expected = found[index] if index < len(found) else []
-        else:
-            expected = expected_output(request, index)
-        assert output == expected[: len(output)]
-        match ending:
-            case FinishReason.STOP:
-                assert output == expected
-                text = [*request.prompt_token_ids, *request.output_token_ids, *output]
-                assert output[-1] in params.stop_token_ids or is_complete(text, params)
-            case FinishReason.LENGTH:
-                assert output == expected
-                assert output[-1] not in params.stop_token_ids
-            case None | RequestError():
-                pass
-            case _:
-                raise AssertionError(f"unexpected ending {ending!r}")
-        if output and params.beam is None:
-            check_logprobs(engine, request, index)
-
-
-def check_logprobs(engine: Engine, request: Request, index: int) -> None:
-    params, prompt = request.params, request.prompt_token_ids
-    request_id = RequestId(request.request_id + index)
-    output = engine.outputs[request_id]
-    found = engine.logprobs.get(request_id, [])
-    if params.logprobs >= 0:
-        expected = [logprob([*prompt, *output[:i]], each) for i, each in enumerate(output)]
-        assert [each.logprob for each in found] == expected
-    else:
-        assert not found
-    scored = engine.prompt_logprobs.get(request_id, [])
-    if params.prompt_logprobs >= 0 and index == 0:
-        expected = [logprob(prompt[:i], prompt[i]) for i in range(1, len(prompt))]
-        assert [each.logprob for each in scored] == expected
-        tops = [candidates(prompt[:i], params.prompt_logprobs, ()) for i in range(1, len(prompt))]
-        assert [(each.top_ids, each.top_logprobs) for each in scored] == tops
-    else:
-        assert not scored
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -105,7 +39,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert room >= request.params.n
             self.accepted[request.request_id] = request
-            self.owner.update((each, request) for each in choices(request))
+            self.owner.update((each, request) for each in request.choices())
 
     @precondition(lambda self: self.owner)
     @rule(data=st.data())
@@ -200,7 +134,7 @@ def test_output_does_not_depend_on_chunking_budget_cache_or_preemption(
     engine.assert_empty()
     for request in wishes:
         check_output(engine, request)
-        for request_id in choices(request):
+        for request_id in request.choices():
             ending = engine.endings[request_id]
             assert isinstance(ending, FinishReason) or request.params.beam is not None
             assert engine.cached.get(request_id, 0) < len(request.prompt_token_ids)
@@ -224,7 +158,7 @@ def test_a_request_ends_within_the_steps_of_those_that_came_before(
             continue
         each = len(request.prompt_token_ids) + request.params.max_tokens
         bound += request.params.n * each
-        bounds.update((each, bound) for each in choices(request))
+        bounds.update((each, bound) for each in request.choices())
     while engine.begin():
         steps += 1
         engine.end()
@@ -248,7 +182,7 @@ def test_under_any_policy_an_early_request_ends_while_others_keep_coming(
     except QueueFull:
         return
     number, steps = 1, 0
-    while not set(choices(first)) <= set(engine.endings):
+    while not set(first.choices()) <= set(engine.endings):
         if engine.scheduler.num_requests < shape.max_num_seqs + shape.max_num_waiting:
             prompt = (number % 7,)
             other = data.draw(st.sampled_from(["x", "y"]))
@@ -280,11 +214,11 @@ def test_what_was_sent_is_what_another_core_goes_on_from(data: st.DataObject, sh
     other.endings = dict(engine.endings)
     for request in engine.scheduler.resumable():
         other.scheduler.submit(request)
-        other.cached.update((each, 0) for each in choices(request) if engine.outputs[each])
+        other.cached.update((each, 0) for each in request.choices() if engine.outputs[each])
     other.run_to_empty()
     other.assert_empty()
     for request in wishes:
-        for index, request_id in enumerate(choices(request)):
+        for index, request_id in enumerate(request.choices()):
             if request.params.beam is None:
                 assert other.outputs[request_id] == expected_output(request, index)
             elif isinstance(other.endings[request_id], FinishReason):

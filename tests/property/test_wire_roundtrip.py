@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from triptych.engine_core.errors import (
     DeadlinePassed,
+    FatalRequest,
     InvalidRequest,
     NotFinite,
     QueueFull,
@@ -25,7 +26,12 @@ from triptych.engine_core.errors import (
 )
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request
-from triptych.engine_core.sampling_params import NO_LOGPROBS, BeamParams, SamplingParams
+from triptych.engine_core.sampling_params import (
+    MAX_CHOICES,
+    NO_LOGPROBS,
+    BeamParams,
+    SamplingParams,
+)
 from triptych.engine_core.step import Failed, PromptLogprobs, Started, StepOutput
 from triptych.services.transport import output_columns, step_outputs, wire
 from triptych.services.transport.step_outputs import TokenLogprobs, peer_of, slot_of
@@ -99,10 +105,11 @@ def requests(draw: st.DrawFn) -> Request:
         prompt_token_ids=draw(some_tokens),
         params=params,
         priority=draw(st.integers(-(2**31), 2**31 - 1)),
-        output_token_ids=sent[: params.max_tokens - 1],
-        choice=draw(u32),
+        output_token_ids=sent[: params.max_tokens - 1] if params.beam is None else (),
+        choice=draw(st.integers(0, MAX_CHOICES - params.n)),
         cache_salt=draw(st.text(max_size=60)),
         tenant=draw(st.text(max_size=30)),
+        accepted=draw(st.booleans()),
     )
 
 
@@ -112,7 +119,7 @@ def test_requests(request: Request, slot: int, label: str) -> None:
     submit.slot = slot
     submit.priority = request.priority
     submit.output_token_ids = wire.pack_u32(request.output_token_ids)
-    submit.choice = request.choice
+    submit.choice, submit.accepted = request.choice, request.accepted
     submit.cache_salt, submit.tenant = request.cache_salt, request.tenant
     received = stage_pb2.Submit.FromString(submit.SerializeToString())
     assert (received.slot, received.request_id) == (slot, label)
@@ -127,6 +134,7 @@ errors: st.SearchStrategy[RequestError] = st.one_of(
     st.builds(Unavailable, st.text(max_size=20), u32),
     st.builds(NotFinite, st.text(max_size=20)),
     st.builds(DeadlinePassed, st.text(max_size=20)),
+    st.builds(FatalRequest, st.text(max_size=20)),
 )
 request_ids = st.builds(step_outputs.request_id_of, st.integers(1, 3), u32)
 

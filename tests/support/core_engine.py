@@ -244,7 +244,7 @@ class Engine:
         """The executor dies and another, empty one takes its place."""
         self.executor = FakeExecutor(self.shape)
         self.plan = None
-        self.scheduler.lost()
+        self.record(self.scheduler.lost())
 
     def record(self, output: StepOutput) -> None:
         for started in output.started:

@@ -23,6 +23,11 @@ from triptych.v1 import (
 
 START_TIMEOUT = 90.0
 CONTROL_NAMES = ("tokenizer-0", "scheduler", "executor-0")
+RECONNECT_SOON = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+)
+"""Of a channel that finds a process again when it has been started again."""
 
 
 @dataclass
@@ -67,7 +72,8 @@ class Engine:
 
     def control(self, name: str) -> control_pb2_grpc.ControlServiceStub:
         if name not in self._controls:
-            channel = grpc.insecure_channel(f"unix:{self.run_dir / f'{name}.control.sock'}")
+            socket = self.run_dir / f"{name}.control.sock"
+            channel = grpc.insecure_channel(f"unix:{socket}", options=RECONNECT_SOON)
             self._channels.append(channel)
             self._controls[name] = control_pb2_grpc.ControlServiceStub(channel)
         return self._controls[name]
@@ -80,6 +86,42 @@ class Engine:
         return self.control("scheduler").FlushCache(request, timeout=10).blocks_forgotten
 
     @property
+    def operator(self) -> control_pb2_grpc.ControlServiceStub:
+        """The supervisor's control calls."""
+        return self.control("supervisor")
+
+    def stage(self, name: str) -> control_pb2.StageState:
+        """What the supervisor says of a process."""
+        stages = self.stats("supervisor").supervisor.stages
+        return next(stage for stage in stages if stage.name == name)
+
+    def restart_executor(self, timeout: float = 60) -> control_pb2.RestartExecutorResponse:
+        request = control_pb2.RestartExecutorRequest()
+        return self.operator.RestartExecutor(request, timeout=timeout)
+
+    def unload_model(self, grace_ms: int = 0, timeout: float = 60) -> int:
+        """Bytes that were given back."""
+        request = control_pb2.UnloadModelRequest(grace_ms=grace_ms)
+        return self.operator.UnloadModel(request, timeout=timeout).bytes_freed
+
+    def load_model(
+        self, model: Path | str = "", *names: str, grace_ms: int = 0, timeout: float = 90
+    ) -> list[str]:
+        """The names that are served then."""
+        request = control_pb2.LoadModelRequest(
+            model=str(model), served_model_names=names, grace_ms=grace_ms
+        )
+        return list(self.operator.LoadModel(request, timeout=timeout).model_names)
+
+    def drain(self, grace_ms: int = 0, timeout: float = 60) -> int:
+        """Requests that are still open."""
+        request = control_pb2.DrainRequest(grace_ms=grace_ms)
+        return self.operator.Drain(request, timeout=timeout).requests_running
+
+    def resume(self) -> None:
+        self.operator.Resume(control_pb2.ResumeRequest(), timeout=10)
+
+    @property
     def address(self) -> str:
         return self.stats("tokenizer-0").tokenizer.address
 
@@ -90,7 +132,7 @@ class Engine:
     @property
     def stub(self) -> inference_pb2_grpc.InferenceServiceStub:
         if self._stub is None:
-            channel = grpc.insecure_channel(self.address)
+            channel = grpc.insecure_channel(self.address, options=RECONNECT_SOON)
             self._channels.append(channel)
             self._stub = inference_pb2_grpc.InferenceServiceStub(channel)
         return self._stub

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from triptych.services.executor.backend import BackendFacts, Logits
 from triptych.services.executor.draft_model import DraftModel
@@ -36,15 +37,28 @@ RAISE_TOKEN = 95
 """A prompt that contains it makes the step raise."""
 NAN_TOKEN = 96
 """A prompt that contains it makes the row's logits NaN."""
-_USUAL = 90  # next tokens are below, so neither of the two is ever sampled
+DIE_TOKEN = 93
+"""A step that computes it kills the executor."""
+_USUAL = 90  # next tokens are below, so none of these is ever the likeliest
+
+
+def _state_of(tokens: Sequence[int]) -> int:
+    state = 17
+    for token in tokens:
+        state = (state * 31 + int(token) + 7) % 1_000_003
+    return state
 
 
 def next_token(tokens: Sequence[int]) -> int:
     """The greedy next token after `tokens`."""
-    state = 17
-    for token in tokens:
-        state = (state * 31 + int(token) + 7) % 1_000_003
-    return state % _USUAL
+    return _state_of(tokens) % _USUAL
+
+
+def _other_logits(tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Below 3; they depend on all tokens too."""
+    return ((_state_of(tokens) * (np.arange(VOCABULARY) + 3)) % 89 / np.float32(30)).astype(
+        np.float32
+    )
 
 
 def continuation(prompt: Sequence[int], count: int) -> list[int]:
@@ -90,6 +104,8 @@ class FakeBackend:
         for source, target in zip(inputs.copy_sources, inputs.copy_targets, strict=True):
             cache[target] = cache[source]
         self._cache[inputs.slots] = inputs.token_ids
+        if DIE_TOKEN in inputs.token_ids:
+            os.kill(os.getpid(), signal.SIGKILL)
         for out, token in zip(logits, inputs.logits_tokens, strict=False):
             row = int(np.searchsorted(inputs.row_starts, token, "right")) - 1
             place = np.arange(inputs.positions[token] + 1)
@@ -97,7 +113,7 @@ class FakeBackend:
             tokens = self._cache[blocks * BLOCK_SIZE + place % BLOCK_SIZE].tolist()
             if RAISE_TOKEN in tokens:
                 raise RuntimeError("the fake was told to raise")
-            out[:] = np.nan if NAN_TOKEN in tokens else 0.0
+            out[:] = np.nan if NAN_TOKEN in tokens else _other_logits(tokens)
             out[next_token(tokens)] += 10.0
 
 
@@ -123,6 +139,10 @@ class ExecutorProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         self._process.kill()

@@ -28,12 +28,14 @@ def fake_top(position: int, count: int) -> list[int]:
 
 @dataclass
 class Job:
-    """One choice of a submitted request and where its script stands."""
+    """One choice of a submitted request and where its script stands; `scored` prompt rows."""
 
     submit: stage_pb2.Submit
     tokens: Sequence[int]
     choice: int = 0
     sent: int = 0
+    scored: int = 0
+    begun: bool = False
 
 
 @dataclass
@@ -44,8 +46,12 @@ class FakeScheduler:
     request with STOP, max_tokens with LENGTH. Set `paused` to hold all tokens back, `torn` to send
     outputs whose columns do not match. `choice_script` gives the tokens of each choice.
 
-    Logprobs are `fake_logprob` and `fake_top`, ranks 1; every choice of beam search comes whole,
-    with minus its index as score.
+    Logprobs are `fake_logprob` and `fake_top`, ranks 1; every choice of beam search comes whole
+    (unless `split_beams`), with minus its index as score. `prompt_rows` prompt logprobs a message;
+    0: all, with the first token.
+
+    A resumed choice goes on behind its tokens. It dies after `most_outputs` messages of tokens,
+    without a word, and welcomes nobody while not `welcoming`.
     """
 
     endpoint: str
@@ -65,6 +71,12 @@ class FakeScheduler:
     paused: bool = False
     step_age_ms: int = 0
     silent: bool = False
+    welcoming: bool = True
+    split_beams: bool = False
+    prompt_rows: int = 0
+    most_outputs: int = -1
+    outputs_sent: int = 0
+    activity: int = 0
     epoch: int = field(default_factory=lambda: int.from_bytes(os.urandom(4)) + 1)
     hellos: list[stage_pb2.TokenizerHello] = field(default_factory=list)
     submits: list[stage_pb2.Submit] = field(default_factory=list)
@@ -74,7 +86,10 @@ class FakeScheduler:
     beats: int = 0
     errors: list[BaseException] = field(default_factory=list)
     jobs: dict[Key, Job] = field(default_factory=dict)
-    _peers: set[bytes] = field(default_factory=set)
+    _peers: dict[bytes, int] = field(default_factory=dict)
+    """The attempt of each."""
+    _unwelcomed: list[bytes] = field(default_factory=list)
+    _used: set[Key] = field(default_factory=set)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -92,6 +107,12 @@ class FakeScheduler:
         """As a scheduler that was restarted, or that took its tokenizers for dead."""
         self.jobs.clear()
         self._peers.clear()
+        self._unwelcomed.clear()
+
+    @property
+    def dead(self) -> bool:
+        """Whether its loop has ended, or is about to."""
+        return self._stopping.is_set()
 
     def stop(self) -> None:
         """End the loop; `running` joins the thread."""
@@ -104,6 +125,9 @@ class FakeScheduler:
                 peer, frame = socket.recv_multipart()
                 if not self.silent:
                     self._message(socket, peer, stage_pb2.TokenizerMessage.FromString(frame))
+            if self.welcoming:
+                while self._unwelcomed:
+                    self._welcome(socket, self._unwelcomed.pop(0))
             now = time.monotonic()
             if now >= next_beat and not self.silent:
                 next_beat = now + 0.1
@@ -115,21 +139,28 @@ class FakeScheduler:
 
     def _beat(self) -> stage_pb2.SchedulerBeat:
         return stage_pb2.SchedulerBeat(
-            epoch=self.epoch, executor_ready=self.executor_ready, step_age_ms=self.step_age_ms
+            epoch=self.epoch,
+            executor_ready=self.executor_ready,
+            step_age_ms=self.step_age_ms,
+            activity=stage_pb2.Activity.ValueType(self.activity),
         )
 
     def _message(
         self, socket: zmq.Socket[bytes], peer: bytes, message: stage_pb2.TokenizerMessage
     ) -> None:
-        if not message.HasField("hello") and peer not in self._peers:
+        welcomed = peer in self._peers and peer not in self._unwelcomed
+        if not message.HasField("hello") and not (
+            welcomed or (peer in self._peers and message.HasField("beat"))
+        ):
             beat = stage_pb2.SchedulerBeat(epoch=0)
             self._send(socket, peer, stage_pb2.TokenizerReply(beat=beat))
             return
         match message.WhichOneof("message"):
             case "hello":
                 self.hellos.append(message.hello)
-                self._peers.add(peer)
-                self._welcome(socket, peer)
+                self._forget(peer)
+                self._peers[peer] = message.hello.attempt
+                self._unwelcomed.append(peer)
             case "submit":
                 self._submit(socket, peer, message.submit)
             case "abort":
@@ -141,6 +172,13 @@ class FakeScheduler:
             case "vocabulary":
                 self.vocabularies.append((len(self.submits), message.vocabulary))
 
+    def _forget(self, peer: bytes) -> None:
+        """It says hello again: it has dropped all it had."""
+        self.jobs = {key: job for key, job in self.jobs.items() if key[0] != peer}
+        self._used = {key for key in self._used if key[0] != peer}
+        if peer in self._unwelcomed:
+            self._unwelcomed.remove(peer)
+
     def _welcome(self, socket: zmq.Socket[bytes], peer: bytes) -> None:
         if self.refusal:
             reply = stage_pb2.TokenizerReply(refused=stage_pb2.Refused(reason=self.refusal))
@@ -151,13 +189,21 @@ class FakeScheduler:
                 max_model_len=self.max_model_len,
             )
             welcome = stage_pb2.TokenizerWelcome(
-                epoch=self.epoch, model=model, max_sequence_len=self.max_sequence_len
+                epoch=self.epoch,
+                model=model,
+                max_sequence_len=self.max_sequence_len,
+                attempt=self._peers[peer],
             )
             reply = stage_pb2.TokenizerReply(welcome=welcome)
         self._send(socket, peer, reply)
 
     def _submit(self, socket: zmq.Socket[bytes], peer: bytes, submit: stage_pb2.Submit) -> None:
         self.submits.append(submit)
+        sent = np.frombuffer(submit.output_token_ids, "<u4").tolist()
+        slots = {(peer, submit.slot + choice) for choice in range(submit.params.n)}
+        assert self._used.isdisjoint(slots), "a slot is used twice"
+        assert not sent or (submit.params.n == 1 and len(sent) < submit.params.max_tokens)
+        self._used |= slots
         if self.failure is not None:
             failure = stage_pb2.Failure()
             failure.CopyFrom(self.failure)
@@ -166,17 +212,23 @@ class FakeScheduler:
             self._send(socket, peer, stage_pb2.TokenizerReply(outputs=outputs))
             return
         for choice in range(submit.params.n):
+            index = submit.choice + choice
             tokens = (
                 self.script(submit)
                 if self.choice_script is None
-                else self.choice_script(submit, choice)
+                else self.choice_script(submit, index)
             )
-            self.jobs[peer, submit.slot + choice] = Job(submit, tokens, choice)
+            assert list(tokens[: len(sent)]) == sent, "it goes on from tokens that it never sent"
+            self.jobs[peer, submit.slot + choice] = Job(submit, tokens, index, len(sent))
 
     def _step(self, socket: zmq.Socket[bytes]) -> None:
         outputs: dict[bytes, stage_pb2.StepOutputs] = {}
         for (peer, slot), job in list(self.jobs.items()):
             if job.sent >= len(job.tokens):
+                continue
+            if self._scores(job):
+                message = outputs.setdefault(peer, stage_pb2.StepOutputs())
+                self._score(message, slot, job, self.prompt_rows)
                 continue
             message = outputs.setdefault(peer, stage_pb2.StepOutputs())
             if job.choice == self.failing_choice:
@@ -184,9 +236,10 @@ class FakeScheduler:
                 message.failures.add(slot=slot, reason=reason, message="not finite")
                 del self.jobs[peer, slot]
                 continue
-            if job.sent == 0:
+            if not job.begun:
                 self._begin(message, slot, job)
-            burst = len(job.tokens) if job.submit.params.HasField("beam") else self.burst
+            whole = job.submit.params.HasField("beam") and not self.split_beams
+            burst = len(job.tokens) if whole else self.burst
             for token in job.tokens[job.sent : job.sent + burst]:
                 job.sent += 1
                 finish = self._finish(job, token)
@@ -198,18 +251,38 @@ class FakeScheduler:
             if self.torn:
                 message.finish_reasons = b""
             self._send(socket, peer, stage_pb2.TokenizerReply(outputs=message))
+            self.outputs_sent += 1
+            if self.outputs_sent == self.most_outputs:
+                self._stopping.set()
+                return
 
     def _begin(self, message: stage_pb2.StepOutputs, slot: int, job: Job) -> None:
+        job.begun = True
         message.started.add(slot=slot, cached_tokens=self.cached_tokens + job.choice)
-        params = job.submit.params
-        if job.choice or not params.HasField("prompt_logprobs"):
-            return
-        tokens = np.frombuffer(job.submit.prompt_token_ids, "<u4").tolist()[1:]
-        count = params.prompt_logprobs
-        tops = [fake_top(position, count) for position in range(1, 1 + len(tokens))]
+        if self._is_scored(job) and not self.prompt_rows:
+            self._score(message, slot, job, 1 << 30)
+
+    def _scores(self, job: Job) -> bool:
+        """Whether prompt logprobs come before the first token, in messages of their own."""
+        rows = len(job.submit.prompt_token_ids) // 4 - 1
+        return self._is_scored(job) and self.prompt_rows > 0 and job.scored < rows
+
+    @staticmethod
+    def _is_scored(job: Job) -> bool:
+        """The first choice of a Submit computes the prompt for all."""
+        is_first = job.choice == job.submit.choice
+        return is_first and job.submit.params.HasField("prompt_logprobs")
+
+    @staticmethod
+    def _score(message: stage_pb2.StepOutputs, slot: int, job: Job, most: int) -> None:
+        begin = 1 + job.scored
+        tokens = np.frombuffer(job.submit.prompt_token_ids, "<u4").tolist()[begin:][:most]
+        job.scored += len(tokens)
+        count = job.submit.params.prompt_logprobs
+        tops = [fake_top(position, count) for position in range(begin, begin + len(tokens))]
         message.prompt_logprobs.add(
             slot=slot,
-            position=1,
+            position=begin,
             logprobs=np.array([fake_logprob(token) for token in tokens], "<f4").tobytes(),
             ranks=np.ones(len(tokens), "<u4").tobytes(),
             top_counts=np.full(len(tokens), count, "<u4").tobytes(),

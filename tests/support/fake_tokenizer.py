@@ -74,6 +74,7 @@ class FakeTokenizer:
     def say_hello(self) -> None:
         self.welcomes.clear()
         self.beats.clear()
+        self._hello.attempt += 1
         self.channel.send(stage_pb2.TokenizerMessage(hello=self._hello))
 
     def tell_vocabulary(self, message: stage_pb2.Vocabulary | None = None) -> None:
@@ -90,18 +91,27 @@ class FakeTokenizer:
     def told_to_start_again(self) -> bool:
         return bool(self.beats) and self.beats[-1].epoch == 0
 
+    @property
+    def attempt(self) -> int:
+        """Of the latest hello."""
+        return self._hello.attempt
+
     def submit(
         self, prompt: Sequence[int], max_tokens: int = 8, sent: Sequence[int] = (), **params: object
     ) -> int:
         """Send a greedy request; the slot of its first choice."""
-        slot = self._next_slot
         sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})  # type: ignore[arg-type]  # test values
-        self._next_slot += sampling.n
-        submit = wire.submit_of(wire.pack_u32(prompt), sampling)
-        submit.slot = slot
-        submit.output_token_ids = wire.pack_u32(sent)
+        return self.submit_with(prompt, sampling, output_token_ids=wire.pack_u32(sent))
+
+    def submit_with(self, prompt: Sequence[int], params: SamplingParams, **fields: object) -> int:
+        """Send a request with these further fields of its Submit; the slot of its first choice."""
+        submit = wire.submit_of(wire.pack_u32(prompt), params)
+        submit.slot = self._next_slot
+        for name, value in fields.items():
+            setattr(submit, name, value)
+        self._next_slot = max(self._next_slot, submit.slot + params.n)
         self.send_submit(submit)
-        return slot
+        return submit.slot
 
     def send_submit(self, submit: stage_pb2.Submit) -> None:
         for slot in range(submit.slot, submit.slot + max(submit.params.n, 1)):

@@ -156,7 +156,7 @@ class RealCore:
         """It is gone with a step in flight and all that was in its KV cache; False: no step was."""
         plan = self.begin()
         if plan:
-            self.scheduler.lost()
+            assert not self.scheduler.lost().failed, "a loss from outside is nobody's fault"
             spoil(self._backend)
         return bool(plan)
 

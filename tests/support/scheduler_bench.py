@@ -2,12 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from fake_executor import ExecutorProcess
 from fake_tokenizer import FakeTokenizer
 from triptych.services.runtime.run_dir import RunDir
+from triptych.services.scheduler.logits_processors import ProcessorFactory
 from triptych.services.scheduler.loop import StepLoop
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.v1 import control_pb2
@@ -16,13 +19,18 @@ from triptych.v1 import control_pb2
 class Engine:
     """A loop on a thread, and what a test starts beside it."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        processors: Mapping[str, ProcessorFactory] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
         self.run_dir = RunDir.open(folder)
         values: dict[str, object] = {"heartbeat_interval": 0.1, "heartbeat_timeout": 1.5}
         values |= {"max_num_seqs": 8, "max_num_batched_tokens": 16, "run_dir": str(folder)}
         values |= settings
         self.settings = SchedulerSettings.model_validate(values)
-        self.loop = StepLoop(self.settings, self.run_dir, epoch=77, processors={})
+        self.loop = StepLoop(self.settings, self.run_dir, epoch=77, processors=processors)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

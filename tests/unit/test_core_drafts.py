@@ -150,7 +150,9 @@ def test_a_step_that_is_not_computed(engine: GuessingEngine, ending: str) -> Non
         engine.guessing.guesses.clear()
         engine.begin()
         assert set(engine.scheduler.drafts()) == {NO_DRAFT}
-        assert columns(engine.answer(1, 2)) == [(0, 1, 0), (1, 2, 0)]
+        assert columns(engine.answer(1)) == [(0, 1, 0)]  # suspects, one at a time
+        engine.begin()
+        assert columns(engine.answer(3, 2)) == [(0, 3, 0), (1, 2, 0)]
     else:
         engine.fail_step(Unavailable("it broke", 100))
         assert len(engine.endings) == 2

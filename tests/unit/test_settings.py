@@ -122,6 +122,7 @@ def test_settings_are_frozen(settings_type: type[Settings]) -> None:
         (["--heartbeat-interval", "nan"], "heartbeat_interval: 'nan' must be"),
         (["--max-num-seqs=600"], "max_num_batched_tokens: 512 must be at least max_num_seqs (600)"),
         (["--heartbeat-timeout=1"], "heartbeat_timeout: 1 must be above heartbeat_interval (1)"),
+        (["--step-timeout=1"], "step_timeout: 1 must be above heartbeat_interval (1)"),
         (["--config", "/nowhere.yaml"], "settings file /nowhere.yaml: No such file"),
     ],
 )

@@ -71,12 +71,24 @@ def test_a_plain_submit() -> None:
         ({"cache_salt": "x" * 257}, "cache_salt"),
         ({"tenant": "x" * 129}, "tenant"),
         ({"output_token_ids": bytes(4), "n": 2}, "output_token_ids"),
+        ({"choice": 128}, "choice"),
+        ({"choice": 2**32 - 1}, "choice"),
+        ({"choice": 120, "n": 9}, "choice"),
     ],
 )
 def test_bad_values_name_their_field(changes: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         wire.request_from_submit(submit(**changes), ONE)
     assert caught.value.field == field
+
+
+def test_a_beam_search_has_no_past() -> None:
+    message = submit(output_token_ids=bytes(4))
+    message.params.beam.width = 2
+    message.params.beam.length_penalty = 1.0
+    with pytest.raises(InvalidRequest) as caught:
+        wire.request_from_submit(message, ONE)
+    assert caught.value.field == "output_token_ids"
 
 
 def test_an_empty_submit_is_refused() -> None:

@@ -22,10 +22,8 @@ _MAX_PIPELINED = 16
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Answers 431 and closes when request line and headers have more than `max_head_bytes`.
-
-    Counted in what was received, so a body that came along with its head counts up to one read.
-    """
+    """Answers 431 and closes when request line and headers have more than `max_head_bytes`; what
+    came in one read with the end of the request before is not counted."""
 
     max_head_bytes = 64 << 10
     head_seconds = 30.0
@@ -39,6 +37,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._head_bytes = 0
+        self._head_tail = b""  # the last bytes of it: its end may come in two reads
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._cycles: list[RequestResponseCycle] = []
@@ -63,10 +62,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser, unless the head has become too long."""
         if self._in_head:
-            if self._head_bytes >= self.max_head_bytes:
+            self._head_bytes += self._head_part(data)
+            if self._head_bytes > self.max_head_bytes:
                 self._refuse_head()
                 return
-            self._head_bytes += len(data)
             if b"h2c" in data:
                 data = _without_h2c(data)
         super().data_received(data)
@@ -79,7 +78,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is over."""
         self._in_head = False
-        self._head_bytes = 0
+        self._head_bytes, self._head_tail = 0, b""
         self._stop_waiting()
         served = self.app
         if self._most_connections is not None and self._over(self._most_connections):
@@ -105,6 +104,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Of what is no HTTP."""
         self._refuse(b"400 Bad Request", HttpError(400, msg, code="invalid_http"))
+
+    def _head_part(self, data: bytes) -> int:
+        """Bytes of what was received that belong to the head."""
+        seen = self._head_tail + data
+        end = seen.find(b"\r\n\r\n")
+        before = len(self._head_tail)
+        self._head_tail = seen[-3:]
+        return len(data) if end < 0 else max(0, end + 4 - before)
 
     def _over(self, most: int) -> bool:
         return len(self.connections) >= most or len(self.tasks) >= most

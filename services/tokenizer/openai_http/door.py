@@ -42,15 +42,16 @@ class CanFail(Protocol):
 class Door:
     """The HTTP side of one tokenizer process.
 
-    `serving`: what gRPC's health says. `stats`: this process's. `scheduler_stats` asks the
-    scheduler, and gives None when it does not answer soon. `open`: the generations that run now.
+    `reason`: why gRPC's health says NOT_SERVING, empty when it does not. `stats`: this process's.
+    `scheduler_stats` asks the scheduler, and gives None when it does not answer soon. `open`: the
+    generations that run now.
     """
 
     generation: Generation
     admission: Admission
     counters: Counters
     limits: HttpLimits
-    serving: Callable[[], bool]
+    reason: Callable[[], str]
     stats: Callable[[], control_pb2.StatsResponse]
     scheduler_stats: Callable[[], Awaitable[control_pb2.StatsResponse | None]]
     open: set[CanFail] = field(default_factory=set)

@@ -116,19 +116,22 @@ def info_routes(door: Door, metrics: Metrics) -> APIRouter:
 
     @routes.get("/health", response_class=Response, responses=NOT_READY)
     async def health() -> Response:
-        """200 while a step can be made, else 503: what grpc.health.v1 says."""
-        return Response(status_code=200 if door.serving() else 503)
+        """200 while a step can be made, else 503 and why not: what grpc.health.v1 says."""
+        reason = door.reason()
+        return JSONResponse({"reason": reason}, 503) if reason else Response()
 
     @routes.get("/ready", responses=NOT_READY)
     async def ready() -> Response:
         """The same, with what it is made of."""
         stats = door.stats().tokenizer
+        reason = door.reason()
         answer = {
-            "ready": door.serving(),
+            "ready": not reason,
+            "reason": reason,
             "scheduler_connected": stats.scheduler_connected,
             "requests_running": stats.requests_running,
         }
-        return JSONResponse(answer, 200 if door.serving() else 503)
+        return JSONResponse(answer, 503 if reason else 200)
 
     @routes.get("/version")
     async def version() -> Response:

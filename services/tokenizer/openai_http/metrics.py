@@ -160,6 +160,15 @@ class Metrics:
         yield self._gauge(
             "scheduler_connected", "1 while the scheduler answers.", tokenizer.scheduler_connected
         )
+        yield self._counter(
+            "schedulers_lost", "Schedulers that went away.", tokenizer.schedulers_lost_total
+        )
+        yield self._counter(
+            "choices_resubmitted",
+            "Choices that went on with another scheduler.",
+            tokenizer.choices_resubmitted_total,
+        )
+        yield self._gauge("draining", "1 while new requests are refused.", tokenizer.draining)
         if scheduler is None:
             return
         stats = scheduler.scheduler

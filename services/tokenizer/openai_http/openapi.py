@@ -53,7 +53,16 @@ NO_SUCH: dict[int | str, dict[str, Any]] = {  # FastAPI's type
 }
 """For a route with a parameter in its path; "4XX" so that FastAPI adds no 422 of its own."""
 
-NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "no step can be made now"}}
+NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {
+        "description": "no step can be made now; `reason` says why",
+        "content": {
+            "application/json": {
+                "schema": {"type": "object", "properties": {"reason": {"type": "string"}}}
+            }
+        },
+    }
+}
 
 
 def takes(model: type[Body]) -> Any:  # keywords of APIRouter.post, which are many types

@@ -3,7 +3,7 @@
 Errors before the first piece are JSON with their own status, in streams too: headers go out with
 the first piece, or with the first keep-alive comment when that takes long. An error after that is
 one event, and the stream ends without [DONE]. Whoever hangs up, streaming or not, ends the work;
-who does not read for a whole keep-alive interval or two has hung up.
+a connection that nobody reads is closed (see http_port), and so has hung up.
 """
 
 import asyncio
@@ -14,9 +14,11 @@ from typing import Generic, Protocol, TypeVar
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from triptych.engine_core.errors import InvalidRequest
 from triptych.services.tokenizer.openai_http.answers import Answers, ResponseT, Validate
 from triptych.services.tokenizer.openai_http.errors import HttpError, http_error
 from triptych.services.tokenizer.openai_http.sse import HEADERS, KEEP_ALIVE, error_event
+from triptych.services.tokenizer.output_validation import MAX_HELD
 from triptych.v1 import inference_pb2
 
 WrittenT_contra = TypeVar(
@@ -62,10 +64,9 @@ class GenerationReply(Response, Generic[ResponseT]):
         self._writer = writer
         self._keep_alive = keep_alive
         self._begun = False
+        self._held = 0
         self._quiet = True
         self._writing = False
-        self._writes = 0
-        self._write_seen = -1
         self._gone = False
         self.background = None
 
@@ -89,6 +90,8 @@ class GenerationReply(Response, Generic[ResponseT]):
             await self._answers.start(self._work.validate, self._work.size)
             while not self._answers.ended:
                 taken = await self._answers.next()
+                if not self._work.stream:
+                    self._hold(taken)
                 events = b"".join([self._writer.add(*each) for each in taken])
                 if events:
                     await self._write(send, events)
@@ -101,9 +104,20 @@ class GenerationReply(Response, Generic[ResponseT]):
         else:
             await send_whole(send, 200, last, {})
 
+    def _hold(self, taken: Sequence[tuple[int, ResponseT]]) -> None:
+        """Of an answer that is kept until it is whole, the text is small, and logprobs need not be.
+        Raises InvalidRequest."""
+        for _, response in taken:
+            for row in response.logprobs:
+                self._held += 1 + len(row.top) + len(row.vocabulary_logprobs)
+        if self._held > MAX_HELD:
+            raise InvalidRequest(
+                "logprobs",
+                f"the answer has more than {MAX_HELD} tokens and alternatives; stream it",
+            )
+
     async def _write(self, send: Send, events: bytes, *, more: bool = True) -> None:
         self._writing, self._quiet = True, False
-        self._writes += 1
         if not self._begun:
             self._begun = True
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -124,9 +138,6 @@ class GenerationReply(Response, Generic[ResponseT]):
                 async with asyncio.timeout(self._keep_alive if self._work.stream else None):
                     message: Message = await receive()
             except TimeoutError:
-                if self._stalled():
-                    self._hang_up(task)
-                    return
                 if self._quiet and not self._writing:
                     await self._write(send, KEEP_ALIVE)
                 self._quiet = True
@@ -134,12 +145,6 @@ class GenerationReply(Response, Generic[ResponseT]):
             if message["type"] == "http.disconnect":
                 self._hang_up(task)
                 return
-
-    def _stalled(self) -> bool:
-        """Whether one write has been waiting for its reader all the time since the last look."""
-        stalled = self._writing and self._write_seen == self._writes
-        self._write_seen = self._writes
-        return stalled
 
     def _hang_up(self, task: "asyncio.Task[object]") -> None:
         self._gone = True

@@ -1,0 +1,89 @@
+"""A witness of what executors compute: reads the step ring over the shoulder of the scheduler."""
+
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from triptych.engine_core.layout import (
+    RING_HEADER,
+    RING_HEADER_FIELDS,
+    STEP_HEADER,
+    StepLayout,
+)
+
+_LOOK_SECONDS = 0.0002
+
+
+class StepWatch:
+    """The step ring of a scheduler process, mapped for reading. Torn reads are possible."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises FileNotFoundError where the process has none (yet)."""
+        fd = os.open(_ring_of(pid), os.O_RDONLY)
+        try:
+            self._mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        packed = RING_HEADER.unpack(self._mapping[: RING_HEADER.size])
+        facts = dict(zip(RING_HEADER_FIELDS, packed, strict=True))
+        self._layout = StepLayout(
+            num_slots=facts["num_slots"], max_tokens=facts["max_tokens"],
+            max_rows=facts["max_rows"], max_blocks_per_row=facts["max_blocks_per_row"],
+            max_logits=facts["max_logits"],
+        )  # fmt: skip
+
+    def steps_with(self, token_id: int) -> set[int]:
+        """Ids of the steps in the ring that compute this token."""
+        found = set()
+        for slot in range(self._layout.num_slots):
+            start = self._layout.slot_offset(slot)
+            step_id, num_tokens, *_ = STEP_HEADER.unpack_from(self._mapping, start)
+            offset, _ = self._layout.arrays["token_ids"]
+            count = min(num_tokens, self._layout.max_tokens)
+            ids = np.frombuffer(self._mapping, np.int32, count, start + offset).copy()
+            if token_id in ids:
+                found.add(step_id)
+        return found
+
+
+def _ring_of(pid: int) -> Path:
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if "memfd:triptych-step" in str(fd.readlink()):
+                return fd
+        except FileNotFoundError:
+            continue
+    raise FileNotFoundError(f"process {pid} has no step ring")
+
+
+@contextmanager
+def at_each_step_with(token_id: int, scheduler: int, call: Callable[[], None]) -> Iterator[None]:
+    """Within, `call` is called when a step computes the token, once for each executor's ring."""
+    stop = threading.Event()
+
+    def look() -> None:
+        called: int | None = None  # the ring for which it was
+        seen: tuple[int, StepWatch] | None = None
+        while not stop.wait(_LOOK_SECONDS):
+            try:
+                ring = _ring_of(scheduler).stat().st_ino
+                if seen is None or seen[0] != ring:
+                    seen = ring, StepWatch(scheduler)
+            except FileNotFoundError:
+                continue
+            if ring != called and seen[1].steps_with(token_id):
+                call()
+                called = ring
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
