@@ -137,8 +137,8 @@ class Stage:
         self._ready.set()
         if not self._renewal.is_set():
             self._tell_renewed(None)
-        if self.state != CRASH_LOOP:  # that ends only when it stays ready
-            self._become(READY)
+        # Also in a crash loop: it works now, and the policy goes on counting.
+        self._become(READY)
 
     async def _bury(self, how: str) -> None:
         """Clean up after a life that is over, and remember how it ended."""
@@ -256,18 +256,7 @@ class Stage:
             if failing is not None:
                 return failing
             self._note_ready()
-        silent = asyncio.ensure_future(
-            until_silent(contact, limits.heartbeat_interval, limits.heartbeat_timeout)
-        )
-        try:
-            if self.state == CRASH_LOOP:
-                await asyncio.wait({silent}, timeout=limits.restarts.window)
-                if not silent.done():
-                    _log.info("%s is out of its crash loop", self.name)
-                    self._become(READY)
-            await silent
-        finally:
-            await cancel(silent)
+        await until_silent(contact, limits.heartbeat_interval, limits.heartbeat_timeout)
         return f"gave no answer for {limits.heartbeat_timeout:g} s"
 
     async def _end_for_renewal(self) -> None:
