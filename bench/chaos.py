@@ -205,7 +205,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two minutes")
     parser.add_argument("--seconds", type=float, help="of killing, all phases together")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--clients", type=int, default=16, help="streams at once, about")
+    parser.add_argument("--clients", type=int, default=8, help="streams at once, about")
     parser.add_argument("--pool", type=int, default=POOL, help="distinct requests")
     parser.add_argument("--mean", type=float, default=1.2, help="seconds of calm between two kills")
     parser.add_argument("flags", nargs="*", help="more flags of `triptych serve`, behind --")
