@@ -115,6 +115,15 @@ def test_a_tokenizer_that_was_given_up_and_comes_back(bench: Bench, rounds: rang
     bench.settled()
 
 
+def stands_still(scene: Scene) -> bool:
+    """Whether nobody is sent anything. Who was busiest may have been another thread than the one
+    that computes: then the work goes on."""
+    time.sleep(0.2)  # what was on its way
+    before = scene.seen.total
+    time.sleep(0.3)
+    return scene.seen.total == before
+
+
 @pytest.mark.parametrize("name", STAGES)
 def test_hung(bench: Bench, name: str, rounds: range) -> None:
     """One thread never comes back, the one that computes; the others go on."""
@@ -124,12 +133,16 @@ def test_hung(bench: Bench, name: str, rounds: range) -> None:
     def disturb(scene: Scene) -> None:
         scene.seen.wait(1)
         pid = bench.pid(name)
-        with stopped_thread(busiest_thread(pid)):
-            scene.unfinished = scene.open_requests()
-            bench.successor(name, pid)
+        while scene.open_requests():
+            with stopped_thread(busiest_thread(pid)):
+                if stands_still(scene) and (unfinished := scene.open_requests()):
+                    scene.unfinished = unfinished
+                    bench.successor(name, pid)
+                    return
 
     for _ in rounds:
-        assert bench.check(disturb).unfinished > 0
+        # Not where the streams end before the right thread is found.
+        assert any(bench.check(disturb).unfinished > 0 for _ in range(8))
 
 
 def test_a_hung_stage_that_comes_back(bench: Bench) -> None:

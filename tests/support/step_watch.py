@@ -23,14 +23,18 @@ class StepWatch:
     """The step ring of a scheduler process, mapped for reading. Torn reads are possible."""
 
     def __init__(self, pid: int) -> None:
-        """Raises FileNotFoundError where the process has none (yet)."""
+        """Raises FileNotFoundError where the process has none yet, or one that is being made."""
         fd = os.open(_ring_of(pid), os.O_RDONLY)
         try:
+            if os.fstat(fd).st_size < RING_HEADER.size:
+                raise FileNotFoundError(f"the step ring of process {pid} has no size yet")
             self._mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
         packed = RING_HEADER.unpack(self._mapping[: RING_HEADER.size])
         facts = dict(zip(RING_HEADER_FIELDS, packed, strict=True))
+        if not facts["max_logits"]:
+            raise FileNotFoundError(f"the step ring of process {pid} has no header yet")
         self._layout = StepLayout(
             num_slots=facts["num_slots"], max_tokens=facts["max_tokens"],
             max_rows=facts["max_rows"], max_blocks_per_row=facts["max_blocks_per_row"],
