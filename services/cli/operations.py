@@ -90,8 +90,14 @@ class Operations:
 
     async def _drain(self, request: control_pb2.DrainRequest) -> control_pb2.DrainResponse:
         await self._until_free()
-        self._drained_pid = self._supervisor.stage(TOKENIZER).pid
-        return await self._forwarded_drain(request.grace_ms)
+        before, pid = self._drained_pid, self._supervisor.stage(TOKENIZER).pid
+        self._drained_pid = pid
+        try:
+            return await self._forwarded_drain(request.grace_ms)
+        except CallRefused:
+            if self._drained_pid == pid:  # else a tokenizer that came meanwhile is drained
+                self._drained_pid = before
+            raise
 
     async def _resume(self, _request: control_pb2.ResumeRequest) -> control_pb2.ResumeResponse:
         await self._until_free()

@@ -24,6 +24,7 @@ from leaving import (
     Wanted,
     ends_within_a_step,
     figures,
+    unharmed_engine,
     until,
 )
 from raw_http import RawHttp, request_bytes
@@ -50,11 +51,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         num_hidden_layers=4,
     )  # fmt: skip
     flags = (*FLAGS, "--structured-output-check-seconds", "2")
-    with running_engine(model, folder / "run", *flags) as engine:
-        until(lambda: httpx.get(f"http://{engine.http_address}/health").status_code == 200)
+    with unharmed_engine(model, folder / "run", *flags) as engine:
         yield engine
-        engine.wait_idle()
-    assert " ERROR " not in engine.log.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -3,22 +3,13 @@
 import pytest
 
 from faults import (
-    MOMENTS,
     Bench,
-    Moment,
     in_decode,
     killing,
     killing_in_a_row,
 )
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
-def test_killed(bench: Bench, moment: Moment, rounds: range) -> None:
-    for _ in rounds:
-        scene = bench.check(killing("executor-0", at=moment))
-        assert scene.unfinished > 0 or moment.__name__ == "any_time", "it came too late"
 
 
 def test_killed_again_and_again(bench: Bench, rounds: range) -> None:

@@ -3,9 +3,7 @@
 import pytest
 
 from faults import (
-    MOMENTS,
     Bench,
-    Moment,
     Scene,
     any_time,
     in_decode,
@@ -14,13 +12,6 @@ from faults import (
 )
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
-def test_killed(bench: Bench, moment: Moment, rounds: range) -> None:
-    for _ in rounds:
-        scene = bench.check(killing("scheduler", at=moment))
-        assert scene.unfinished > 0 or moment.__name__ == "any_time", "it came too late"
 
 
 def test_killed_twice(bench: Bench, rounds: range) -> None:

@@ -13,9 +13,9 @@ import grpc
 import httpx
 import pytest
 
-from engine import Engine, generate_request, running_engine
+from engine import Engine, generate_request
 from grpc_errors import refused, violations
-from leaving import GrpcCall, HttpCall, Leaving, SessionCall, Wanted, until
+from leaving import GrpcCall, HttpCall, Leaving, SessionCall, Wanted, unharmed_engine
 from raw_http import RawHttp, request_bytes
 from small_engines import tiny_model
 from triptych.v1 import common_pb2, inference_pb2
@@ -40,11 +40,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     model = tiny_model(folder, max_position_embeddings=CONTEXT)
     flags = ("--kv-cache-memory", "16MiB", "--cpu-threads", "1", "--max-logprobs", "100",
              "--max-num-batched-tokens", str(CONTEXT), "--max-num-seqs", "64")  # fmt: skip
-    with running_engine(model, folder / "run", *flags) as engine:
-        until(lambda: httpx.get(f"http://{engine.http_address}/health").status_code == 200)
+    with unharmed_engine(model, folder / "run", *flags) as engine:
         yield engine
-        engine.wait_idle()
-    assert " ERROR " not in engine.log.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,14 @@ import signal
 from collections.abc import Iterator
 
 import grpc
-import httpx
 import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from engine import Engine, running_engine
+from engine import Engine
 from grpc_errors import refused
-from leaving import GrpcCall, HttpCall, Leaving, Wanted, figures, until
+from leaving import GrpcCall, HttpCall, Leaving, Wanted, figures, unharmed_engine, until
 from raw_http import RawHttp, request_bytes
 from scripted_models import T1_FIRST_PIECE, T1_VOCABULARY, write_s1_markov, write_t1_tokenizer
 from stream_client import client_process
@@ -45,11 +44,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     write_s1_markov(folder / "model", table, max_position_embeddings=8192)
     flags = ("--kv-cache-memory", "64MiB", "--cpu-threads", "1", "--max-num-seqs", "32",
              "--max-num-batched-tokens", "64", "--max-unread-tokens", str(UNREAD))  # fmt: skip
-    with running_engine(folder / "model", folder / "run", *flags) as engine:
-        until(lambda: httpx.get(f"http://{engine.http_address}/health").status_code == 200)
+    with unharmed_engine(folder / "model", folder / "run", *flags) as engine:
         yield engine
-        engine.wait_idle()
-    assert " ERROR " not in engine.log.read_text()
 
 
 class Sessions:

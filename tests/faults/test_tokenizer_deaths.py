@@ -6,8 +6,8 @@ import grpc
 import httpx
 import pytest
 
-from fault_asks import Ask, Door, Said, Seen, first_difference
-from faults import Bench, compare, killed, wait_for
+from fault_asks import Ask, Door, Said, Seen
+from faults import Bench, compare, errors_among, killed, wait_for
 from grpc_errors import as_error
 from second_tokenizer import NAME, second_tokenizer
 
@@ -19,18 +19,13 @@ TOLD = 5.0
 
 def check_cut_off(mix: Sequence[Ask], expected: Sequence[Said], got: Sequence[Said]) -> int:
     """Each was told everything, or that nobody is there any more; how many the latter."""
-    cut = 0
-    for ask, one, other in zip(mix, expected, got, strict=True):
-        error = other.get("error")
-        if error is None:
-            assert first_difference(one, other) is None, ask.name
-            continue
-        cut += 1
+    errors = errors_among(mix, expected, got)
+    for name, error in errors:
         if isinstance(error, grpc.RpcError):
-            assert as_error(error).code() == grpc.StatusCode.UNAVAILABLE, (ask.name, error)
+            assert as_error(error).code() == grpc.StatusCode.UNAVAILABLE, (name, error)
         else:
-            assert isinstance(error, httpx.TransportError), (ask.name, error)
-    return cut
+            assert isinstance(error, httpx.TransportError), (name, error)
+    return len(errors)
 
 
 def test_its_clients_are_told_and_those_of_another_one_notice_nothing(

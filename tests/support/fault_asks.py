@@ -7,6 +7,7 @@ is cut into pieces) is left out; everything else is there to the last bit.
 import json
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,13 +119,14 @@ def _rows(rows: Iterable[common_pb2.TokenLogprob]) -> list[bytes]:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request. `run` sends it and returns what it was told."""
+class Ask(ABC):
+    """One request."""
 
     name: str
 
+    @abstractmethod
     def run(self, door: Door, seen: Seen) -> Said:
-        raise NotImplementedError
+        """Send it, and return what it was told."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,8 @@ def _join_json(told: Said, place: str, value: Any) -> None:
         assert place not in told, f"a second {place}"
         told[place] = value
     elif name not in _SAME_EACH_TIME and isinstance(value, str | list):
-        told[place] = told.get(place, type(value)()) + value  # type: ignore[operator]  # a piece
+        before: Any = told.get(place, type(value)())
+        told[place] = before + value
     else:
         assert told.setdefault(place, value) == value, (place, told[place], value)
 

@@ -347,6 +347,19 @@ def running_bench(folder: Path, *flags: str, seed: int = 1) -> Iterator[Bench]:
             bench.close()
 
 
+def errors_among(
+    mix: Sequence[Ask], expected: Sequence[Said], got: Sequence[Said]
+) -> list[tuple[str, object]]:
+    """Who ended with an error, and which; everybody else must have been told what was expected."""
+    errors = []
+    for ask, one, other in zip(mix, expected, got, strict=True):
+        if "error" in other:
+            errors.append((ask.name, other["error"]))
+        else:
+            assert first_difference(one, other) is None, ask.name
+    return errors
+
+
 @contextmanager
 def killed(what: str, code: int = -signal.SIGKILL) -> Iterator[None]:
     """Within, a process ends with that code, which `what` names when it is told."""

@@ -3,12 +3,15 @@
 import queue
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
+import httpx
 
-from engine import Engine, generate_request
+from engine import Engine, generate_request, running_engine
 from grpc_errors import as_error
 from raw_http import RawHttp, request_bytes
 from triptych.v1 import common_pb2, control_pb2, inference_pb2
@@ -173,6 +176,17 @@ def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.002)
+
+
+@contextmanager
+def unharmed_engine(model: Path, run_dir: Path, *flags: str) -> Iterator[Engine]:
+    """An engine that serves over HTTP too, has given back everything at the end, and has logged no
+    error."""
+    with running_engine(model, run_dir, *flags) as engine:
+        until(lambda: httpx.get(f"http://{engine.http_address}/health").status_code == 200)
+        yield engine
+        engine.wait_idle()
+    assert " ERROR " not in engine.log.read_text()
 
 
 def ends_within_a_step(engine: Engine, aborted: int, choices: int = 1) -> None:

@@ -21,7 +21,10 @@ from triptych.engine_core.layout import (
 )
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "layout_header.py"
-STEP = StepLayout(num_slots=3, max_tokens=37, max_rows=5, max_blocks_per_row=11, max_logits=7)
+STEP = StepLayout(
+    num_slots=3, max_tokens=37, max_rows=5, max_blocks_per_row=11, max_logits=7, max_samples=9,
+    max_history=41, max_transfers=3,
+)  # fmt: skip
 LOGITS = LogitsLayout(num_slots=3, max_logits=7, vocabulary_size=101)
 READER = r"""
 #include "layout.h"
@@ -35,7 +38,9 @@ int main(void) {
   const uint64_t numbers[] = {
       ring.epoch, ring.num_slots, ring.total_bytes, triptych_slot_offset(&ring, 2), at.token_ids,
       at.positions, at.slots, at.row_starts, at.kv_lengths, at.logits_tokens, at.copy_sources,
-      at.copy_targets, at.block_tables,
+      at.copy_targets, at.block_tables, at.store_sources, at.store_targets, at.load_sources,
+      at.load_targets, at.sample_rows, at.sample_params, at.history_starts, at.history_prompts,
+      at.history, at.host_logits,
       triptych_logits_offset()};
   for (unsigned i = 0; i < sizeof numbers / sizeof *numbers; ++i) {
     printf("%llu\n", (unsigned long long)numbers[i]);
@@ -52,6 +57,7 @@ def test_ring_headers_say_what_follows() -> None:
     assert (fields["epoch"], fields["num_slots"]) == (9, 3)
     assert (fields["max_tokens"], fields["max_rows"], fields["max_blocks_per_row"]) == (37, 5, 11)
     assert fields["max_logits"] == 7
+    assert (fields["max_samples"], fields["max_history"], fields["max_transfers"]) == (9, 41, 3)
     assert fields["total_bytes"] == HEADER_BYTES + 3 * fields["slot_bytes"]
     fields = dict(zip(RING_HEADER_FIELDS, RING_HEADER.unpack(LOGITS.header(9)), strict=True))
     assert (fields["kind"], fields["vocabulary_size"]) == (KIND_LOGITS, 101)
