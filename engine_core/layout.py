@@ -11,14 +11,14 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 MAGIC = 0x4843_5954_5049_5254  # "TRIPTYCH" as little-endian bytes
 HEADER_BYTES = 4096
 ALIGNMENT = 64
 KIND_STEP = 1
 KIND_LOGITS = 2
 
-RING_HEADER = struct.Struct("<QIIQIIIIIIQQ")
+RING_HEADER = struct.Struct("<QIIQIIIIIIIIIIQQ")
 RING_HEADER_FIELDS = (
     "magic",  # u64
     "layout_version",  # u32
@@ -30,6 +30,10 @@ RING_HEADER_FIELDS = (
     "max_blocks_per_row",  # u32 (step ring), 0 otherwise
     "vocabulary_size",  # u32 (logits ring), 0 otherwise
     "max_logits",  # u32, rows of logits
+    "max_samples",  # u32 (step ring), 0 otherwise, and where the scheduler draws every token
+    "max_history",  # u32 (step ring), 0 as above
+    "max_transfers",  # u32 (step ring), 0 where no block is kept in host memory
+    "reserved",  # u32
     "slot_bytes",  # u64
     "total_bytes",  # u64
 )
@@ -42,8 +46,37 @@ STEP_HEADER_FIELDS = (
     "num_logits",  # u32
     "num_copies",  # u32
 )
+# Behind it: what only an executor reads that draws tokens, or keeps blocks in host memory.
+DEVICE_HEADER = struct.Struct("<IIIIII")
+DEVICE_HEADER_OFFSET = STEP_HEADER.size
+DEVICE_HEADER_FIELDS = (
+    "num_stores",  # u32
+    "num_loads",  # u32
+    "num_samples",  # u32: all of the step, or 0 where the scheduler draws them
+    "num_history",  # u32
+    "num_host_logits",  # u32
+    "reserved",  # u32
+)
 LOGITS_HEADER = struct.Struct("<QII")
 LOGITS_HEADER_FIELDS = ("step_id", "num_rows", "reserved")  # u64, u32, u32
+
+PREVIOUS_SAMPLE = -2
+"""As a token id, PREVIOUS_SAMPLE - i: the token that was drawn for sample i of the step before."""
+
+SAMPLE_COLUMNS = (
+    "temperature",  # float32 bits; 0 is greedy
+    "top_p",  # float32 bits; 1 is off
+    "min_p",  # float32 bits; 0 is off
+    "repetition_penalty",  # float32 bits; 1 is off
+    "presence_penalty",  # float32 bits; 0 is off
+    "frequency_penalty",  # float32 bits; 0 is off
+    "top_k",  # int32; 0 or -1 is off
+    "seed_low",  # the seed's lower 32 bits
+    "seed_high",  # its upper ones
+    "choice",  # index of the choice within its request
+    "position",  # of the token among the choice's output tokens
+    "logprobs",  # most likely tokens to report beside the drawn one; -1 for no logprobs at all
+)
 
 
 def _aligned(size: int) -> int:
@@ -55,7 +88,8 @@ class StepLayout:
     """A slot of the step ring: a STEP_HEADER, then int32 arrays.
 
     token_ids   [max_tokens]          the tokens to compute, rows one after another; -1: a token
-                                      behind a row's own, for the executor's draft model to guess
+                                      behind a row's own, for the executor's draft model to guess;
+                                      PREVIOUS_SAMPLE - i: what sample i of the step before drew
     positions   [max_tokens]          position of each in its sequence
     slots       [max_tokens]          where its key and value go: block * block_size + offset
     row_starts  [max_rows + 1]        row r owns tokens [row_starts[r], row_starts[r + 1])
@@ -64,6 +98,22 @@ class StepLayout:
     copy_sources [max_rows]           blocks to be copied, one after another, before all else:
     copy_targets [max_rows]           copy_sources[i] to copy_targets[i]
     block_tables [max_rows, max_blocks_per_row]   -1 behind the last block
+
+    For an executor that keeps blocks in host memory; before the copies, and first the stores:
+
+    store_sources, store_targets [max_transfers]  block of the device -> block of host memory
+    load_sources, load_targets   [max_transfers]  block of host memory -> block of the device
+
+    For an executor that draws tokens (num_samples is 0, or that of all the step's samples):
+
+    sample_rows [max_samples]         the row of logits that a sample draws from; -1: the scheduler
+                                      draws this one
+    sample_params [max_samples, len(SAMPLE_COLUMNS)]
+    history_starts [max_samples + 1]  tokens [history_starts[s], history_starts[s + 1]) of history
+                                      are prompt and output of a sample with penalties
+    history_prompts [max_samples]     how many of them, from the first on, are the prompt's
+    history     [max_history]         ids; PREVIOUS_SAMPLE - i as in token_ids
+    host_logits [max_logits]          the rows of logits that must come to the logits ring
     """
 
     num_slots: int
@@ -71,6 +121,9 @@ class StepLayout:
     max_rows: int
     max_blocks_per_row: int
     max_logits: int
+    max_samples: int = 0
+    max_history: int = 0
+    max_transfers: int = 0
 
     @cached_property
     def arrays(self) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -85,8 +138,18 @@ class StepLayout:
             "copy_sources": (self.max_rows,),
             "copy_targets": (self.max_rows,),
             "block_tables": (self.max_rows, self.max_blocks_per_row),
+            "store_sources": (self.max_transfers,),
+            "store_targets": (self.max_transfers,),
+            "load_sources": (self.max_transfers,),
+            "load_targets": (self.max_transfers,),
+            "sample_rows": (self.max_samples,),
+            "sample_params": (self.max_samples, len(SAMPLE_COLUMNS)),
+            "history_starts": (self.max_samples + 1,),
+            "history_prompts": (self.max_samples,),
+            "history": (self.max_history,),
+            "host_logits": (self.max_logits,),
         }
-        offset, out = _aligned(STEP_HEADER.size), {}
+        offset, out = _aligned(STEP_HEADER.size + DEVICE_HEADER.size), {}
         for name, shape in shapes.items():
             out[name] = (offset, shape)
             count = 1
@@ -98,8 +161,8 @@ class StepLayout:
     @cached_property
     def slot_bytes(self) -> int:
         """Bytes from one slot to the next."""
-        offset, (rows, blocks) = self.arrays["block_tables"]
-        return offset + _aligned(4 * rows * blocks)
+        offset, (count,) = self.arrays["host_logits"]
+        return offset + _aligned(4 * count)
 
     @property
     def total_bytes(self) -> int:
@@ -115,8 +178,8 @@ class StepLayout:
         """The packed RING_HEADER."""
         return RING_HEADER.pack(
             MAGIC, LAYOUT_VERSION, KIND_STEP, epoch, self.num_slots, self.max_tokens,
-            self.max_rows, self.max_blocks_per_row, 0, self.max_logits, self.slot_bytes,
-            self.total_bytes,
+            self.max_rows, self.max_blocks_per_row, 0, self.max_logits, self.max_samples,
+            self.max_history, self.max_transfers, 0, self.slot_bytes, self.total_bytes,
         )  # fmt: skip
 
 
@@ -152,5 +215,6 @@ class LogitsLayout:
         """The packed RING_HEADER."""
         return RING_HEADER.pack(
             MAGIC, LAYOUT_VERSION, KIND_LOGITS, epoch, self.num_slots, 0,
-            0, 0, self.vocabulary_size, self.max_logits, self.slot_bytes, self.total_bytes,
+            0, 0, self.vocabulary_size, self.max_logits, 0, 0, 0, 0, self.slot_bytes,
+            self.total_bytes,
         )  # fmt: skip

@@ -3,7 +3,12 @@
 from array import array
 from collections.abc import Sequence
 
-from triptych.engine_core.layout import STEP_HEADER, StepLayout
+from triptych.engine_core.layout import (
+    DEVICE_HEADER,
+    DEVICE_HEADER_OFFSET,
+    STEP_HEADER,
+    StepLayout,
+)
 from triptych.engine_core.planned_step import PlannedStep
 
 
@@ -43,6 +48,7 @@ def write_slot(
     STEP_HEADER.pack_into(
         slot, 0, step_id, step.num_tokens, len(step.rows), step.num_logits, len(copies)
     )
+    DEVICE_HEADER.pack_into(slot, DEVICE_HEADER_OFFSET, 0, 0, 0, 0, 0, 0)
     for name, (offset, _) in layout.arrays.items():
         column = columns[name]
         with slot[offset : offset + 4 * len(column)].cast("i") as target:

@@ -15,6 +15,7 @@ C_TYPES = {"Q": "uint64_t", "I": "uint32_t"}
 STRUCTS = (
     ("triptych_ring_header", layout.RING_HEADER.format, layout.RING_HEADER_FIELDS),
     ("triptych_step_header", layout.STEP_HEADER.format, layout.STEP_HEADER_FIELDS),
+    ("triptych_device_header", layout.DEVICE_HEADER.format, layout.DEVICE_HEADER_FIELDS),
     ("triptych_logits_header", layout.LOGITS_HEADER.format, layout.LOGITS_HEADER_FIELDS),
 )
 PROLOGUE = """\
@@ -103,11 +104,17 @@ def _step_arrays() -> str:
         503: "ring->max_rows",
         101: "ring->max_blocks_per_row",
         709: "ring->max_logits",
+        307: "ring->max_samples",
+        1009: "ring->max_history",
+        211: "ring->max_transfers",
+        len(layout.SAMPLE_COLUMNS): f"{len(layout.SAMPLE_COLUMNS)}u",
     }
     extents[504] = f"({extents[503]} + 1)"
+    extents[308] = f"({extents[307]} + 1)"
     probe = layout.StepLayout(
-        num_slots=1, max_tokens=10007, max_rows=503, max_blocks_per_row=101, max_logits=709
-    )
+        num_slots=1, max_tokens=10007, max_rows=503, max_blocks_per_row=101, max_logits=709,
+        max_samples=307, max_history=1009, max_transfers=211,
+    )  # fmt: skip
     lines = [
         "/* Byte offsets of the int32 arrays within a slot of the step ring. */",
         "typedef struct triptych_step_arrays {",
@@ -117,7 +124,8 @@ def _step_arrays() -> str:
         "static inline triptych_step_arrays triptych_step_offsets(",
         "    const triptych_ring_header* ring) {",
         "  triptych_step_arrays at;",
-        "  uint64_t offset = triptych_aligned(sizeof(triptych_step_header));",
+        "  uint64_t offset =",
+        "      triptych_aligned(sizeof(triptych_step_header) + sizeof(triptych_device_header));",
     ]
     for name, (_, shape) in probe.arrays.items():
         count = " * ".join(f"(uint64_t){extents[extent]}" for extent in shape)

@@ -15,6 +15,9 @@ def step_layout(facts: stage_pb2.ModelFacts, welcome: stage_pb2.ExecutorWelcome)
         max_rows=welcome.max_num_seqs,
         max_blocks_per_row=-(-facts.max_model_len // facts.block_size),
         max_logits=welcome.max_logits,
+        max_samples=welcome.max_samples,
+        max_history=welcome.max_history,
+        max_transfers=welcome.max_transfers,
     )
 
 

@@ -34,4 +34,15 @@ struct StepHeader {
 };
 static_assert(sizeof(StepHeader) == 24, "STEP_HEADER has no padding");
 
+// engine_core/layout.py DEVICE_HEADER, behind the StepHeader.
+struct DeviceHeader {
+  uint32_t num_stores;
+  uint32_t num_loads;
+  uint32_t num_samples;
+  uint32_t num_history;
+  uint32_t num_host_logits;
+  uint32_t reserved;
+};
+static_assert(sizeof(DeviceHeader) == 24, "DEVICE_HEADER has no padding");
+
 }  // namespace triptych

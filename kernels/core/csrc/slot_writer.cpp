@@ -84,6 +84,8 @@ void SlotWriter::Write(std::byte* slot, size_t slot_bytes, uint64_t step_id,
       step_id, static_cast<uint32_t>(step.num_tokens), static_cast<uint32_t>(step.rows.size()),
       static_cast<uint32_t>(step.num_logits), static_cast<uint32_t>(copies.size())};
   std::memcpy(slot, &header, sizeof(header));
+  const DeviceHeader device_header{};
+  std::memcpy(slot + sizeof(header), &device_header, sizeof(device_header));
   image->header = header;
 }
 
