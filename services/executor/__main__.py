@@ -92,6 +92,12 @@ def _options(settings: ExecutorSettings) -> BackendOptions:
         nodes=nodes,
         isa=None if settings.cpu_isa == "auto" else settings.cpu_isa,
         weight_cache=None if cache == "off" else Path(cache).expanduser(),
+        rank=settings.rank,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        swap_space=settings.swap_space,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        deterministic=settings.deterministic,
+        capture_sizes=settings.capture_sizes,
     )
 
 

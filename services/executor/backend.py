@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.services.executor.activation_precision import ActivationDtype
+from triptych.services.executor.device_inputs import DeviceInputs
 from triptych.services.executor.kv_budget import KvBudget, num_blocks_for
 from triptych.services.executor.memory_nodes import MemoryNode
 from triptych.services.executor.step_inputs import StepInputs
@@ -21,7 +22,7 @@ from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles
 
 Logits = npt.NDArray[np.float32]
-KvCacheDtype = Literal["auto", "float32", "bfloat16", "int8"]
+KvCacheDtype = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 Progress = Callable[[int, int], None]
 """Hears (bytes read, bytes in all)."""
 
@@ -36,12 +37,16 @@ class BackendOptions:
     none), `nodes` the machine's memory nodes: with several, weights lie near the threads that are
     pinned to their cores. `isa` names a set of CPU kernels (None: the machine's best).
     `weight_cache` is the folder where packed weights are kept between starts (None: nowhere).
-    `quantization`: what matrices of float weights are rounded to as they load.
+    `quantization`: what matrices of float weights are rounded to as they load. Of a device:
+    `rank` of `tensor_parallel_size`; bytes of host memory for blocks (`swap_space`); the share of
+    its memory that weights, cache and graphs may take; whether its numbers must not depend on what
+    else is computed (`deterministic`); the numbers of rows that graphs are captured for (None: the
+    usual ones).
     """
 
-    device: Literal["cpu"] = "cpu"
+    device: Literal["cpu", "cuda", "emulated"] = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    plan: Literal["auto", "eager", "native"] = "auto"
+    plan: Literal["auto", "eager", "native", "cudagraph"] = "auto"
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_memory: int | None = None
@@ -51,9 +56,15 @@ class BackendOptions:
     threads: int | None = None
     affinity: tuple[int, ...] = ()
     nodes: tuple[MemoryNode, ...] = ()
-    quantization: Literal["none", "int8", "int4"] = "none"
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
     isa: str | None = None
     weight_cache: Path | None = None
+    rank: int = 0
+    tensor_parallel_size: int = 1
+    swap_space: int = 0
+    gpu_memory_utilization: float = 0.9
+    deterministic: bool = False
+    capture_sizes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,7 @@ class BackendFacts:
     num_blocks: int
     kv_cache_bytes: int
     kv_cache_dtype: str = ""
+    num_host_blocks: int = 0
 
 
 class Backend(Protocol):
@@ -100,6 +112,53 @@ class Backend(Protocol):
         Rows are independent: the numbers of a row come from its own tokens only.
 
         Raises StepInputsError when the inputs are out of range; the cache is then unchanged.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnColumns:
+    """What a device drew, in columns of the step's samples; as triptych.v1.DrawnTokens.
+
+    token_ids int32 [S], -1 where none was drawn. The rest is of the samples that ask for logprobs
+    and have a token, in order: logprobs float32 [Q], ranks int32 [Q], top_counts int32 [Q], and
+    top_ids int32, top_logprobs float32 of their sum, most likely first.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.int32]
+    top_counts: npt.NDArray[np.int32]
+    top_ids: npt.NDArray[np.int32]
+    top_logprobs: npt.NDArray[np.float32]
+
+
+class LaunchedStep(Protocol):
+    """A step that a device has been given."""
+
+    def wait(self) -> DrawnColumns | None:
+        """Until it is computed: what was drawn, None without samples. The logits that the host
+        wanted are in place then. Any thread, once. Raises what went wrong on the device."""
+
+
+class PipelinedBackend(Backend, Protocol):
+    """A device that draws tokens, and computes steps one after another as they are launched.
+
+    `launch` and `wait` may be called by two threads; all else as `Backend`.
+    """
+
+    def register(self, step_ring: memoryview, logits_ring: memoryview) -> None:
+        """The rings of a session, before its first step: a device may pin their pages."""
+
+    def unregister(self) -> None:
+        """The session is over: nothing may be in flight, and the rings are about to go."""
+
+    def launch(self, inputs: StepInputs, device: DeviceInputs, logits: Logits) -> LaunchedStep:
+        """Queue a step behind those before it; returns before it is computed.
+
+        Ids PREVIOUS_SAMPLE - i are the tokens that the step launched before drew. The arrays are
+        read until `wait` returns. Of `logits`, row i is written for each i of `device.host_logits`
+        (for all rows, where `device` has no samples). Raises StepInputsError, with nothing queued,
+        when the inputs are out of range.
         """
 
 

@@ -22,6 +22,8 @@ def load_cpu_model(files: ModelFiles, options: BackendOptions, progress: Progres
     """
     if options.isa is not None:
         _select_isa(options.isa)
+    if "fp8" in (options.quantization, options.kv_cache_dtype):
+        raise StartupError("fp8 is for GPUs only (quantization, kv_cache_dtype)")
     if options.quantization != "none" and files.kind != "folder":
         raise StartupError(
             f"quantization {options.quantization}: {files.path} is no folder of float weights"

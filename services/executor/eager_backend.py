@@ -43,7 +43,7 @@ def load_eager(files: ModelFiles, options: BackendOptions, progress: Progress) -
     parameters = network.parameters()
     with torch.inference_mode():
         source.load(parameters, progress)
-        if options.quantization != "none":
+        if options.quantization in ("int8", "int4"):
             _round(parameters, config, options.quantization)
     return EagerModel(files.name, config, network, max_model_len, options.block_size, dtype_name)
 

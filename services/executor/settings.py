@@ -53,14 +53,23 @@ class ExecutorSettings(StepWatchSettings):
         description="share of the available memory that the KV cache may take",
         json_schema_extra=flag("Memory", default="0.5, but at most 1 GiB"),
     )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
-        default="auto",
-        description="type of the KV cache; auto is bfloat16 in the native plan, dtype in eager",
+    gpu_memory_utilization: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="share of a GPU's memory that weights, KV cache, graphs and steps may take",
         json_schema_extra=flag("Memory"),
     )
-    quantization: Literal["none", "int8", "int4"] = Field(
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = Field(
+        default="auto",
+        description="type of the KV cache; auto is bfloat16 in the native plan, dtype elsewhere; "
+        "fp8 on a GPU only",
+        json_schema_extra=flag("Memory"),
+    )
+    quantization: Literal["none", "int8", "int4", "fp8"] = Field(
         default="none",
-        description="what float weights of a folder are rounded to as they load, in groups of 32",
+        description="what float weights of a folder are rounded to as they load, in groups of 32 "
+        "(fp8, on a GPU only: a scale for each output)",
         json_schema_extra=flag("Model"),
     )
     weight_cache: str = Field(
@@ -69,9 +78,10 @@ class ExecutorSettings(StepWatchSettings):
         description="folder where packed weights wait for the next start; off keeps none",
         json_schema_extra=flag("Memory", default="$XDG_CACHE_HOME/triptych or ~/.cache/triptych"),
     )
-    executor_plan: Literal["auto", "eager", "native"] = Field(
+    executor_plan: Literal["auto", "eager", "native", "cudagraph"] = Field(
         default="auto",
-        description="how a step is computed; auto takes native where it can express the model",
+        description="how a step is computed; auto takes native on the CPU where it can express the "
+        "model, cudagraph on a GPU",
         json_schema_extra=flag("Execution"),
     )
     enforce_eager: bool = Field(
@@ -79,8 +89,36 @@ class ExecutorSettings(StepWatchSettings):
         description="compute with the eager reference plan, whatever --executor-plan says",
         json_schema_extra=flag("Execution"),
     )
-    device: Literal["cpu"] = Field(
-        default="cpu", description="where to compute", json_schema_extra=flag("Execution")
+    device: Literal["cpu", "cuda", "emulated"] = Field(
+        default="cpu",
+        description="where to compute; emulated is what a GPU does, on the CPU: for tests, slow",
+        json_schema_extra=flag("Execution"),
+    )
+    tensor_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="executors that compute every step together, a rank and a device each",
+        json_schema_extra=flag("Execution", unit="ranks"),
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="on a GPU: kernels whose numbers do not depend on what else is in the batch; "
+        "always so on the CPU",
+        json_schema_extra=flag("Execution"),
+    )
+    cudagraph_capture_sizes: str | None = Field(
+        default=None,
+        pattern=r"^\d{1,5}(,\d{1,5})*$",
+        description="numbers of sequences that CUDA graphs are captured for, like 1,2,4,8",
+        json_schema_extra=flag("Execution", default="1,2,4, by 8 to 256, by 16 to 512"),
+    )
+    swap_space: Bytes = Field(
+        default=0,
+        ge=0,
+        le=1 << 50,
+        description="on a GPU: host memory for KV blocks that the GPU's has no room for",
+        json_schema_extra=flag("Memory", unit="bytes"),
     )
     cpu_threads: int | None = Field(
         default=None,
@@ -117,7 +155,7 @@ class ExecutorSettings(StepWatchSettings):
     rank: int = Field(
         default=0,
         ge=0,
-        le=0,
+        le=63,
         description="which of the engine's executors this is",
         json_schema_extra=flag("Execution", hidden=True),
     )
@@ -130,3 +168,18 @@ class ExecutorSettings(StepWatchSettings):
                 f"({self.max_model_len})"
             )
         return self
+
+    @model_validator(mode="after")
+    def _rank_is_one_of_them(self) -> Self:
+        if self.rank >= self.tensor_parallel_size:
+            raise ValueError(
+                f"rank: {self.rank} must be below tensor_parallel_size "
+                f"({self.tensor_parallel_size})"
+            )
+        return self
+
+    @property
+    def capture_sizes(self) -> tuple[int, ...] | None:
+        """cudagraph_capture_sizes as numbers."""
+        sizes = self.cudagraph_capture_sizes
+        return None if sizes is None else tuple(map(int, sizes.split(",")))

@@ -195,7 +195,8 @@ ENGINE_KEYS = frozenset(
         *("dtype", "max_model_len", "block_size", "kv_cache_memory", "memory_utilization"),
         *("executor_plan", "enforce_eager", "device", "cpu_threads", "rank"),
         *("kv_cache_dtype", "weight_cache", "cpu_affinity", "cpu_isa", "activation_dtype"),
-        *("quantization", "speculative_model"),
+        *("quantization", "speculative_model", "tensor_parallel_size", "deterministic"),
+        *("cudagraph_capture_sizes", "swap_space", "gpu_memory_utilization"),
         *("shutdown_grace", "startup_timeout", "step_timeout", "recovery_timeout"),
         *("max_restarts", "restart_window", "restart_delay_max", "exit_on_crash_loop"),
     }
