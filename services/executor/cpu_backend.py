@@ -30,7 +30,7 @@ def load_cpu_model(files: ModelFiles, options: BackendOptions, progress: Progres
         )
     if options.plan != "eager":
         source = open_raw_weights(files)
-        if options.quantization != "none":
+        if options.quantization in ("int8", "int4"):
             source = RoundedWeights(source, options.quantization)
         reason = why_not_native(source.config, options) or why_not_packed(
             parts_of(source.config), source
