@@ -36,7 +36,7 @@ export TOKENIZERS_PARALLELISM := false
 .DEFAULT_GOAL := help
 .PHONY: help setup build model demo serve test check format lint types unit property kernels \
 	differential integration e2e faults invariance bench-core bench-overhead bench-kernels bench-peers bench-accuracy bench-sampler \
-	bench-grammars bench-frontend bench-overload chaos chaos-peer lockstep schema-suite test-asan \
+	bench-grammars bench-frontend bench-overload chaos chaos-peer kernels-aot gpu-wheels gpu-check lockstep schema-suite test-asan \
 	size proto-lint proto-breaking clean
 
 help: ## list the targets
@@ -92,6 +92,15 @@ e2e: $(BUILT) $(MODEL) ## tests/e2e: the three processes over gRPC
 
 faults: $(BUILT) $(MODEL) ## tests/faults: stages killed, frozen, hung and flooded (ROUNDS=1: how often)
 	@$(PYTEST) tests/faults --rounds=$(ROUNDS)
+
+kernels-aot: $(BUILT) ## every Triton kernel compiled for sm_80 and sm_90a, without a GPU: registers, spills, shared memory
+	@$(PY) -P scripts/compile_kernels.py --json build/kernels.json
+
+gpu-wheels: $(READY) ## the wheels that scripts/gpu_check.sh builds with, for a GPU machine without a network
+	@scripts/gpu_wheels.sh
+
+gpu-check: ## on a machine with a GPU: build, tests/gpu, bench/gpu.py, at most 8 minutes (OUT=build/gpu)
+	@scripts/gpu_check.sh
 
 bench-core: $(BUILT) $(PEER_READY) ## microseconds of scheduler and sampler, against Python, torch, llama.cpp (QUICK=1)
 	@$(PY) -P bench/core.py $(QUICK_FLAG)

@@ -8,17 +8,20 @@ other half (scheduler.py) decides who runs, and is only called for what changes.
     plan, schedule               rows of the next step: running ones, then new ones
       rows, samples, scores        what is in it
       write                        its inputs, for the executor
+    plan_ahead                   while that is in flight: rows of the step behind it
+      samples_ahead, scores_ahead, write
     then one of
       apply(tokens) -> Outcome     computed
       abandon()                    not computed: nothing has progressed
 
 Blocks are shared: by prefix (a full block of the same tokens after the same tokens, under the same
 salt, is computed once) and by fork. Nobody writes to a block that another holds: it is copied first
-(`copies` of the step; docs/architecture.md).
+(`copies` of the step; docs/architecture.md). Whole blocks that the device has no room for are kept
+in host memory where there is some, and found there (`stores`, `loads`; transfers.py).
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from triptych.engine_core.ids import SequenceId
@@ -78,6 +81,14 @@ class Score(NamedTuple):
     num_positions: int
 
 
+class Extent(NamedTuple):
+    """Of a step ahead; all 0 where there is none."""
+
+    num_rows: int
+    num_tokens: int
+    num_logits: int
+
+
 class Outcome(NamedTuple):
     """What a step meant, in columns: an entry for each sample whose token was taken or is nobody's,
     in the order of `samples()`. Without drafts these are all samples.
@@ -100,6 +111,7 @@ class Outcome(NamedTuple):
 
 class Batch(Protocol):
     """One step in flight at a time: from the first `plan` that finds rows until apply or abandon.
+    While it is, one more may be planned ahead; all else is about the older one, until it is over.
 
     A sequence stands in the order of the policy: the caller says at which place it is put in.
     AssertionError for calls out of turn; KeyError for a sequence that is not open.
@@ -155,7 +167,7 @@ class Batch(Protocol):
         """Cease to run. What is computed stays in the cache until its blocks are needed.
 
         In flight: its samples are nobody's from now on, and its blocks are given back when the
-        step is over, because the executor may still write to them.
+        last step that has it is over, because the executor may still write to them.
         """
         ...
 
@@ -184,6 +196,37 @@ class Batch(Protocol):
         (max_tokens, max_len), and as blocks can be had: all that fit, never at the cost of a
         sequence. Each drafted token is one more token and one more logits row.
         """
+        ...
+
+    def plan_ahead(
+        self,
+        host_drawn: Collection[int],
+        budget: int,
+        most_per_sequence: int,
+        logits_budget: int,
+    ) -> Extent:
+        """While a written step is in flight, rows of the one behind it: what each running sequence
+        would get then, the token that it samples now being known to the executor alone.
+
+        None for those that sample now and are in `host_drawn`, have drafts now, or end with their
+        token whatever it is (max_tokens, max_len), nor for held ones, nor drafts. No step, and
+        nothing changed, where nobody gets a row or blocks lack. To be written before the older one
+        is over. If that one is abandoned, all its sequences are to be closed before anything is
+        done with the step ahead but to abandon it (AssertionError).
+        """
+        ...
+
+    def rows_ahead(self) -> list[ScheduledSequence]:
+        """The rows of the step ahead: for tests and logs."""
+        ...
+
+    def samples_ahead(self) -> tuple["array[int]", "array[int]", "array[int]"]:
+        """Of the step ahead: sequence ids (int64), logits rows (int32), and for each the index
+        (int32) in `samples()` of what draws the last token of its text; -1 where that is known."""
+        ...
+
+    def scores_ahead(self) -> list[Score]:
+        """Of the step ahead: the logits rows that are for prompt logprobs."""
         ...
 
     def schedule(self, sequence_id: SequenceId, most: int) -> int:
@@ -215,6 +258,15 @@ class Batch(Protocol):
         """Blocks (from, to) to be copied before the planned step computes: for tests and logs."""
         ...
 
+    def stores(self) -> list[tuple[int, int]]:
+        """Blocks (of the device, of host memory) to be stored by the next step that is written,
+        before its loads: for tests and logs."""
+        ...
+
+    def loads(self) -> list[tuple[int, int]]:
+        """Blocks (of host memory, of the device) to be loaded by it, before its copies."""
+        ...
+
     def samples(self) -> tuple["array[int]", "array[int]"]:
         """Sequence ids (int64) and logits rows (int32) of the tokens to be drawn.
 
@@ -240,7 +292,8 @@ class Batch(Protocol):
         ...
 
     def write(self, slot: memoryview, step_id: int) -> None:
-        """Fill a step slot in the layout of layout.StepLayout; the step is in flight.
+        """Fill a step slot in the layout of layout.StepLayout; the step is in flight. The one ahead
+        where there is one; unknown tokens are layout.PREVIOUS_SAMPLE - i.
 
         Entries beyond the step's extents keep what they had. Raises ValueError, with nothing
         written, when it exceeds the layout.
@@ -254,7 +307,9 @@ class Batch(Protocol):
         because an earlier token of the sequence was not its draft. A drafted token is taken only
         where it is what was drawn; of the others nothing stays, and blocks that only they needed
         are given back. `complete`, ascending: samples whose token, when it is taken,
-        ends the sequence (FINISH_STOP), whatever it is. Unknown drafts must be filled.
+        ends the sequence (FINISH_STOP), whatever it is. Unknown drafts must be filled. Of two steps
+        it is the older one; a sequence that ends and has a row in the one ahead keeps its blocks
+        until that is over.
         """
         ...
 
@@ -289,6 +344,16 @@ class Batch(Protocol):
         ...
 
     @property
+    def num_host_blocks(self) -> int:
+        """Blocks of host memory."""
+        ...
+
+    @property
+    def num_host_blocks_used(self) -> int:
+        """Those whose text can be found."""
+        ...
+
+    @property
     def num_unused_slots(self) -> int:
         """Token slots of held blocks that no token has: what is wasted. O(sequences)."""
         ...
@@ -301,6 +366,11 @@ class Batch(Protocol):
     @property
     def prefix_hits_total(self) -> int:
         """Tokens among them that were found computed."""
+        ...
+
+    @property
+    def host_hits_total(self) -> int:
+        """Tokens among those that were found in host memory."""
         ...
 
     def sequence_ids(self) -> list[int]:

@@ -43,6 +43,11 @@ class Choices:
         group = sequence.group
         return group is not None and group.leader is not None and not sequence.started
 
+    @property
+    def any_led(self) -> bool:
+        """Whether some choice computes a prompt that others wait for."""
+        return bool(self._leading)
+
     def started(self, sequence: Sequence, cached: int) -> None:
         """It runs, `cached` tokens are computed; if others wait for its prompt, it leads them."""
         if not sequence.started and not sequence.is_beam:

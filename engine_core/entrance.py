@@ -29,6 +29,20 @@ class Entrance:
         self._choices = choices
         self._suspects = suspects
         self._trials = trials
+        self._shut: tuple[list[Sequence], int] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody who waits might enter. Not so while those wait in front who found no
+        blocks the last time, and no more blocks are free than there were then; but forks need
+        none."""
+        roster = self._roster
+        if not roster.waiting or roster.full:
+            return False
+        if self._shut is None or self._choices.any_led:
+            return True
+        front, num_free = self._shut
+        return roster.waiting[: len(front)] != front or self._batch.num_free_blocks > num_free
 
     def admit(self) -> None:
         """Rows for waiting sequences, in order, while tokens, places and blocks last.
@@ -44,6 +58,7 @@ class Entrance:
         roster, trials, index, deferred = self._roster, self._trials, 0, 0
         kept_places = kept_blocks = 0
         budget = self._limits.max_num_batched_tokens - self._batch.num_tokens
+        self._shut = None
         suspicion = bool(self._suspects)
         if suspicion:
             trials.open()
@@ -64,6 +79,8 @@ class Entrance:
                 index, deferred = index + 1, deferred + 1
                 continue
             if not self._start(sequence, kept_blocks):
+                if not deferred:  # they may enter as soon as what they wait for is computed
+                    self._shut = (roster.waiting[: index + 1], self._batch.num_free_blocks)
                 return
             if suspicion:
                 trials.start(sequence)

@@ -55,11 +55,13 @@ DEVICE_HEADER_FIELDS = (
     "num_samples",  # u32: all of the step, or 0 where the scheduler draws them
     "num_history",  # u32
     "num_host_logits",  # u32
-    "reserved",  # u32
+    "vocabulary_size",  # u32, of the samples: ids at or above are never drawn, nor counted
 )
 LOGITS_HEADER = struct.Struct("<QII")
 LOGITS_HEADER_FIELDS = ("step_id", "num_rows", "reserved")  # u64, u32, u32
 
+MAX_SAMPLE_LOGPROBS = 20
+"""Samples that ask for more most likely tokens are drawn by the scheduler."""
 PREVIOUS_SAMPLE = -2
 """As a token id, PREVIOUS_SAMPLE - i: the token that was drawn for sample i of the step before."""
 

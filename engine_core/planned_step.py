@@ -14,6 +14,8 @@ class Row(NamedTuple):
 
     Its logits rows are [logits_row, logits_row + num_logits): of its first `num_scored` tokens,
     and, if it `samples`, of its last one and of each draft. Only a row that samples has drafts.
+    `previous`: its token is not known yet, being what that sample of the step before draws; -1 for
+    a row whose tokens are known.
     """
 
     sequence: RunningSequence
@@ -24,6 +26,17 @@ class Row(NamedTuple):
     first_token: int
     logits_row: int
     drafts: "array[int]"
+    previous: int = -1
+
+    @property
+    def num_progressing(self) -> int:
+        """Its own tokens by which its sequence is further when the step is over. Not those of a
+        sequence that ceased to run before the step began: those on top of a step that failed, and a
+        token that nobody was told."""
+        sequence = self.sequence
+        if sequence.num_computed != self.start:
+            return 0
+        return min(self.num_tokens, sequence.num_tokens - self.start)
 
     @property
     def num_computed(self) -> int:
@@ -63,12 +76,25 @@ class PlannedStep:
     """Rows in order. Riders and samples keep their places when a sequence is closed.
 
     With rows it is in flight; `is_planned` is False only for the empty step between two plans.
+    `is_ahead`: it was planned while another was in flight. `closing`: sequences to be released when
+    it is over, in the order in which they were closed. `copies`, `stores`, `loads`: (source,
+    target) as written.
     """
 
     def __init__(
-        self, most_per_sequence: int = 0, logits_left: int = 0, *, is_planned: bool = False
+        self,
+        most_per_sequence: int = 0,
+        logits_left: int = 0,
+        *,
+        is_planned: bool = False,
+        is_ahead: bool = False,
     ) -> None:
         self.is_planned = is_planned
+        self.is_ahead = is_ahead
+        self.closing: list[RunningSequence] = []
+        self.copies: list[tuple[int, int]] = []
+        self.stores: list[tuple[int, int]] = []
+        self.loads: list[tuple[int, int]] = []
         self.most_per_sequence = most_per_sequence
         self.logits_left = logits_left
         self.rows: list[Row] = []
@@ -78,17 +104,26 @@ class PlannedStep:
         self.is_written = False
         self._row_of: dict[RunningSequence, Row] = {}
 
-    def add(self, sequence: RunningSequence, num_tokens: int, drafts: Sequence[int] = ()) -> Row:
-        """A row for the next `num_tokens` tokens of a sequence, and `drafts` behind its last."""
+    def add(
+        self,
+        sequence: RunningSequence,
+        num_tokens: int,
+        drafts: Sequence[int] = (),
+        passed: int = 0,
+        previous: int = -1,
+    ) -> Row:
+        """A row for the next `num_tokens` tokens of a sequence, behind `passed` that the step in
+        flight computes, and `drafts` behind its last. `previous`: see Row; then it is one token."""
         row = Row(
             sequence=sequence,
-            start=sequence.num_computed,
+            start=sequence.num_computed + passed,
             num_tokens=num_tokens,
-            num_scored=sequence.num_scored(num_tokens),
-            samples=num_tokens == sequence.num_lacking,
+            num_scored=sequence.num_scored(num_tokens, passed),
+            samples=previous >= 0 or num_tokens == sequence.num_lacking - passed,
             first_token=self.num_tokens,
             logits_row=self.num_logits,
             drafts=array("i", drafts),
+            previous=previous,
         )
         assert row.samples or not row.drafts, "drafts stand behind a sequence's last token"
         self.rows.append(row)
@@ -101,6 +136,18 @@ class PlannedStep:
         """The row that a sequence has or rides on. Not asked by id: one that was closed keeps its
         row, and its id may be open again."""
         return self._row_of.get(sequence)
+
+    def keeps(self, sequence: RunningSequence) -> bool:
+        """Whether what the sequence holds may be in use until the step is over. Without a row it
+        may still have a copy; in a step ahead only rows have."""
+        return sequence in self._row_of or (bool(self.rows) and not self.is_ahead)
+
+    def check_stands(self) -> None:
+        """AssertionError where a row of a step ahead is on top of a step that was abandoned, and
+        its sequence still runs."""
+        for row in self.rows if self.is_ahead else ():
+            stands = row.sequence.closed or row.start == row.sequence.num_computed
+            assert stands, f"sequence {row.sequence.sequence_id} stands on an abandoned step"
 
     def ride(self, sequence: RunningSequence, row: Row) -> None:
         """One sequence more that is as far as the row's when the step is done."""
@@ -127,6 +174,11 @@ class PlannedStep:
             ids.extend([sequence.sequence_id] * row.num_samples)
             logits_rows.extend(range(row.first_sample_row, row.first_sample_row + row.num_samples))
         return ids, logits_rows
+
+    def previous(self) -> "array[int]":
+        """For each sample of a step ahead the sample of the step before that draws the last token
+        of its sequence; -1 where that is known."""
+        return array("i", [row.previous for _, row in self.samplers()])
 
     def drafts(self) -> "array[int]":
         """For each sample the draft behind it; UNKNOWN_DRAFT - 1 for none."""

@@ -55,6 +55,15 @@ class CachedBlock(NamedTuple):
     token_ids: tuple[int, ...]
 
 
+def whole_block(
+    token_ids: Sequence[int], digests: Sequence[bytes], index: int, block_size: int
+) -> CachedBlock:
+    """The `index`-th whole block of a text; `digests`: its root and those of its whole blocks."""
+    start = index * block_size
+    tokens = tuple(token_ids[start : start + block_size])
+    return CachedBlock(digests[index], digests[index + 1], tokens)
+
+
 class Hit(NamedTuple):
     """The cached beginning of a text: whole blocks, in order, then `num_copied` tokens that are the
     first of block `source`; None and 0 where there is no such block."""
@@ -94,20 +103,27 @@ class PrefixCache:
         size, most = self._block_size, len(token_ids) - 1
         blocks: list[BlockId] = []
         for index in range(most // size):
-            start = index * size
-            wanted = CachedBlock(
-                digests[index], digests[index + 1], tuple(token_ids[start : start + size])
-            )
-            block = self._index.get(digests[index + 1])
-            if block is None or self._blocks[block] != wanted:
+            block = self.find(whole_block(token_ids, digests, index, size))
+            if block is None:
                 break
             blocks.append(block)
         start = len(blocks) * size
         rest = tuple(token_ids[start : min(start + size, most)])
-        source, num_copied = self._best_child(digests[len(blocks)], rest)
+        source, num_copied = self.best_child(digests[len(blocks)], rest)
         return Hit(blocks, source, num_copied)
 
-    def _best_child(self, parent: bytes, rest: tuple[int, ...]) -> tuple[BlockId | None, int]:
+    def find(self, text: CachedBlock) -> BlockId | None:
+        """The block that holds this text, which is a whole block's."""
+        assert text.digest is not None, "prefix cache: a part of a block has no digest"
+        block = self._index.get(text.digest)
+        return block if block is not None and self._blocks[block] == text else None
+
+    def text(self, block: BlockId) -> CachedBlock | None:
+        """What a block that can be found holds."""
+        return self._blocks.get(block)
+
+    def best_child(self, parent: bytes, rest: tuple[int, ...]) -> tuple[BlockId | None, int]:
+        """The child of `parent` that shares most with `rest`, and how many tokens."""
         best: BlockId | None = None
         longest = 0
         for block in self._latest_children(parent):

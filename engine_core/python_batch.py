@@ -6,49 +6,52 @@ drawn tokens count (taken_tokens.py), and what is given back in which order (`ap
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from triptych.engine_core.batch import (
     FINISH_NONE,
     NOT_FINITE,
+    Extent,
     Match,
     Outcome,
-    Score,
     SequenceRules,
 )
-from triptych.engine_core.block_tables import BlockTables
-from triptych.engine_core.ids import BlockId, SequenceId
+from triptych.engine_core.batch_facts import BatchFacts
+from triptych.engine_core.block_tables import NOTHING_FOUND
+from triptych.engine_core.ids import SequenceId
 from triptych.engine_core.layout import StepLayout
 from triptych.engine_core.planned_step import PlannedStep
 from triptych.engine_core.planning import plan_step, prepare
-from triptych.engine_core.prefix_cache import Hit, chain_digests, root_digest, split_digests
+from triptych.engine_core.planning_ahead import plan_step_ahead
+from triptych.engine_core.prefix_cache import chain_digests, root_digest, split_digests
 from triptych.engine_core.running import RunningSequence
-from triptych.engine_core.running_order import RunningOrder
 from triptych.engine_core.slot_writer import write_slot
-from triptych.engine_core.step import ScheduledSequence
 from triptych.engine_core.taken_tokens import TakenTokens, taken_tokens
 
 
-class PythonBatch:
+class PythonBatch(BatchFacts):
     """Fits batch.Batch.
 
-    A planned step with rows is in flight. `_closing` holds the sequences that were closed in
-    flight, in that order: no longer in `_open`, but with their blocks. `_guesses`: those that the
-    next plan, which may be tried again, fits in.
+    A planned step with rows is in flight, and with it perhaps the one `_ahead`. Sequences that were
+    closed in flight are no longer in `_open`, but in a step's `closing`, with their blocks.
+    `_guesses`: those that the next plan, which may be tried again, fits in.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, layout: StepLayout, prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        layout: StepLayout,
+        prefix_caching: bool = True,
+        num_host_blocks: int = 0,
     ) -> None:
-        self._tables = BlockTables(num_blocks, block_size)
+        super().__init__(num_blocks, block_size, num_host_blocks, layout.max_transfers)
         self._layout = layout
         self._prefix_caching = prefix_caching
-        self._open = RunningOrder(block_size)
-        self._closing: list[RunningSequence] = []
-        self._step = PlannedStep()
         self._guesses: dict[SequenceId, array[int]] = {}
         self.prefix_queries_total = 0
         self.prefix_hits_total = 0
+        self.host_hits_total = 0
 
     # ------------------------------------------------------------------ sequences
 
@@ -64,9 +67,9 @@ class PythonBatch:
         if not self._prefix_caching:
             return Match(0, 0)
         chain = split_digests(digests, len(token_ids), self.block_size)
-        hit = self._tables.cache.lookup(token_ids, chain)
-        computed = len(hit.blocks) * self.block_size + hit.num_copied
-        end = len(hit.blocks) + self._open.num_pending(chain[len(hit.blocks) + 1 :])
+        hit = self._tables.lookup(token_ids, chain)
+        computed = hit.num_whole * self.block_size + hit.num_copied
+        end = hit.num_whole + self._open.num_pending(chain[hit.num_whole + 1 :])
         reach = min(end * self.block_size, len(token_ids) - 1)
         return Match(computed, max(0, reach - computed))
 
@@ -90,16 +93,17 @@ class PythonBatch:
         cached = rules.cached and self._prefix_caching
         chain = split_digests(digests, len(token_ids), self.block_size) if cached else []
         looked_up = cached and not rules.score_prompt
-        hit = self._tables.cache.lookup(token_ids, chain) if looked_up else Hit([], None, 0)
+        hit = self._tables.lookup(token_ids, chain) if looked_up else NOTHING_FOUND
         sequence = RunningSequence(sequence_id, token_ids, rules, [], 0, chain)
         table = self._tables.open(len(token_ids), hit, spare_blocks)
         if table is None and hit.source is not None:
-            hit = Hit(hit.blocks, None, 0)
+            hit = hit.without_copy()
             table = self._tables.open(len(token_ids), hit, spare_blocks)
         if table is None:
             return -1
         sequence.table = table
-        sequence.num_computed = len(hit.blocks) * self.block_size + hit.num_copied
+        sequence.num_computed = hit.num_whole * self.block_size + hit.num_copied
+        self.host_hits_total += len(hit.loads) * self.block_size
         if looked_up:
             self.prefix_queries_total += len(token_ids)
             self.prefix_hits_total += sequence.num_computed
@@ -112,6 +116,8 @@ class PythonBatch:
         """Begin to run with the tokens, blocks and progress of another, and on its row if it has
         one in the planned step, which has no drafts. It is cached only if the other one is."""
         parent = self._open[sequence_id]
+        ahead = self._ahead is not None or self._step.is_ahead
+        assert not ahead, "fork: a step in flight was planned ahead"
         self._open.check_new(new_id, place)
         row = self._step.row_of(parent)
         assert row is None or not row.drafts, f"fork: sequence {sequence_id} has drafts in the step"
@@ -132,11 +138,14 @@ class PythonBatch:
         self._open.append(sequence, token_id)
 
     def close(self, sequence_id: SequenceId) -> None:
-        """Cease to run; what is held is given back now, or when the step in flight is over."""
+        """Cease to run; what is held is given back now, or when the last step in flight is over
+        that may use it."""
         sequence = self._open.leave(sequence_id)
         self._guesses.pop(sequence_id, None)
-        if self._step.rows:
-            self._closing.append(sequence)
+        if self._ahead is not None and self._ahead.keeps(sequence):
+            self._ahead.closing.append(sequence)
+        elif self._step.keeps(sequence):
+            self._step.closing.append(sequence)
         else:
             self._release(sequence)
 
@@ -173,6 +182,24 @@ class PythonBatch:
         self._step = step or PlannedStep()
         return step is not None
 
+    def plan_ahead(
+        self,
+        host_drawn: Collection[int],
+        budget: int,
+        most_per_sequence: int,
+        logits_budget: int,
+    ) -> Extent:
+        """Rows behind those of the written step in flight; no step where none get any."""
+        assert self._step.is_written, "plan_ahead: no written step is in flight"
+        assert self._ahead is None, "plan_ahead: two steps are in flight"
+        self._step.check_stands()
+        assert most_per_sequence >= 1, f"most_per_sequence: {most_per_sequence} is below 1"
+        budgets = budget, most_per_sequence, logits_budget
+        self._ahead = plan_step_ahead(self._open, self._step, self._tables, host_drawn, budgets)
+        if self._ahead is None:
+            return Extent(0, 0, 0)
+        return Extent(len(self._ahead.rows), self._ahead.num_tokens, self._ahead.num_logits)
+
     def schedule(self, sequence_id: SequenceId, most: int) -> int:
         """A row for a sequence without one; the tokens it got, 0 and no row where none fits."""
         sequence, step = self._open[sequence_id], self._step
@@ -186,53 +213,23 @@ class PythonBatch:
         step.logits_left -= step.add(sequence, num_tokens).num_logits
         return num_tokens
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the planned step."""
-        return self._step.num_tokens
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the planned step."""
-        return len(self._step.rows)
-
-    @property
-    def num_logits(self) -> int:
-        """Logits rows of the planned step."""
-        return self._step.num_logits
-
-    def rows(self) -> list[ScheduledSequence]:
-        """The planned step's rows."""
-        return self._step.scheduled()
-
-    def copies(self) -> list[tuple[int, int]]:
-        """The copies that are due, in the order in which they are made."""
-        return self._tables.copies()
-
-    def samples(self) -> tuple["array[int]", "array[int]"]:
-        """Sequence ids and logits rows: of the rows that sample, then of their forks."""
-        return self._step.samples()
-
-    def drafts(self) -> "array[int]":
-        """The draft behind each sample; UNKNOWN_DRAFT - 1 for none."""
-        return self._step.drafts()
-
     def fill_drafts(self, token_ids: Sequence[int]) -> None:
         """The unknown drafts of the step in flight."""
         filled = array("i", token_ids)
         assert self._step.is_written, "fill_drafts: the step is not written"
         self._step.fill_drafts(filled)
 
-    def scores(self) -> list[Score]:
-        """The logits rows that are for prompt logprobs, in row order."""
-        return self._step.scores()
-
     def write(self, slot: memoryview, step_id: int) -> None:
         """Fill a step slot; the step is in flight."""
-        step = self._step
+        step = self._ahead or self._step
         assert step.rows, "write: the step has no rows"
         assert not step.is_written, "write: the step is written"
-        write_slot(slot, self._layout, step_id, step, self.copies(), self.block_size)
+        sent = self._step.copies if self._ahead is not None else []
+        step.copies = [each for each in self.copies() if each not in sent]
+        step.stores, step.loads = self.stores(), self.loads()
+        write_slot(slot, self._layout, step_id, step, self.block_size)
+        if self._tables.transfers is not None:
+            self._tables.transfers.send(len(step.stores), len(step.loads))
         step.is_written = True
 
     # ------------------------------------------------------------------ the end of a step
@@ -240,30 +237,37 @@ class PythonBatch:
     def apply(self, token_ids: Sequence[int], complete: Sequence[int] = ()) -> Outcome:
         """The step was computed. In this order:
 
-        the sources of copies are let go of; what a sequence with logits that are not finite has
-        computed is forgotten, since it may be as broken; rows, then their forks, progress by what
-        was theirs, newly full blocks being registered; tokens are taken, each that was drafted
-        being progress too, a sequence that ends being closed at once, one that goes on giving back
-        the blocks of drafts that it does not need; those that were closed in flight are released.
+        stores and loads are over, then the sources of copies are let go of; what a sequence with
+        logits that are not finite has computed is forgotten, since it may be as broken; rows, then
+        their forks, progress by what was theirs, newly full blocks being registered; tokens are
+        taken, each that was drafted being progress too, a sequence that ends being closed at once,
+        one that goes on giving back the blocks of drafts that it does not need; those that were
+        closed in flight are released.
         """
         step, drawn, ends = self._step, array("i", token_ids), array("i", complete)
         assert step.is_written, "apply: the step is not written"
+        assert self._ahead is None or self._ahead.is_written, "apply: the one ahead is not written"
+        step.check_stands()
         taken = taken_tokens(step, drawn, ends)
-        self._tables.finish_copies()
+        if self._tables.transfers is not None:
+            self._tables.transfers.finish(len(step.stores), len(step.loads))
+        self._tables.finish_copies(step.copies)
         for each in taken:
             if each.is_broken:
-                self._tables.forget(each.sequence.table)
+                self._tables.forget(
+                    each.sequence.table, each.sequence.whole_blocks(self.block_size)
+                )
                 self._open.cease_caching(each.sequence)
         for row in step.rows:
-            self._progress(row.sequence, row.num_tokens)
+            self._progress(row.sequence, row.num_progressing)
         for rider in step.riders:
             self._progress(rider.sequence, rider.row.num_tokens)
-        self._step = PlannedStep()
+        self._next_step()
         self._guesses.clear()
         outcome = Outcome(array("i"), array("q"), array("i"), array("B"), [], [])
         for each in taken:
             self._take(each, outcome)
-        self._release_closing()
+        self._release_closing(step)
         return outcome
 
     def _progress(self, sequence: RunningSequence, num_tokens: int) -> None:
@@ -292,88 +296,39 @@ class PythonBatch:
             self._tables.cut(sequence.table, sequence.num_tokens)
 
     def abandon(self) -> None:
-        """The step was not computed: no progress, no drafts. Its copies are still due."""
+        """The step was not computed: no progress, no drafts. Its copies and loads are still due,
+        what it was to store is not found.
+
+        What a step ahead may have copied of it is no text that anybody may find.
+        """
         assert self._step.rows, "abandon: no step is in flight"
         self._guesses.clear()
+        if self._ahead is not None:
+            owners = [row.sequence for row in self._step.rows]
+            for sequence in [*owners, *(rider.sequence for rider in self._step.riders)]:
+                self._open.cease_caching(sequence)
         self._end_step()
 
     def _end_step(self) -> None:
         """Without progress; blocks of drafts are given back, then those of who was closed."""
-        step, self._step = self._step, PlannedStep()
+        step = self._step
+        if step.is_written and self._tables.transfers is not None:
+            self._tables.transfers.abandon(len(step.stores), len(step.loads))
+        self._next_step()
         for row in step.rows:
-            if not row.sequence.closed:
+            if not row.sequence.closed and not self._step.keeps(row.sequence):
                 self._tables.cut(row.sequence.table, row.sequence.num_tokens)
-        self._release_closing()
+        self._release_closing(step)
 
-    def _release_closing(self) -> None:
-        for sequence in self._closing:
+    def _next_step(self) -> None:
+        self._step, self._ahead = self._ahead or PlannedStep(), None
+
+    def _release_closing(self, step: PlannedStep) -> None:
+        for sequence in step.closing:
             self._release(sequence)
-        self._closing.clear()
 
     def forget_cache(self) -> None:
         """No block is found by prefix any more, nor what running sequences compute on top."""
-        self._tables.cache.clear()
-        for sequence in [*self._open, *self._closing]:
+        self._tables.forget_all()
+        for sequence in self._holders():
             self._open.cease_caching(sequence)
-
-    # ------------------------------------------------------------------ facts
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in all."""
-        return self._tables.pool.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """Tokens in a block."""
-        return self._tables.block_size
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that no sequence holds and no copy is due from, cached ones included."""
-        return self._tables.pool.num_free
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks that can be found by prefix, held or free."""
-        return len(self._tables.cache)
-
-    @property
-    def num_unused_slots(self) -> int:
-        """Token slots of held blocks that no token has; a shared last block is counted once, by the
-        first in order."""
-        unused, seen = 0, set[BlockId]()
-        for sequence in self._open:
-            if sequence.table[-1] not in seen:
-                seen.add(sequence.table[-1])
-                unused += max(0, len(sequence.table) * self.block_size - sequence.num_tokens)
-        return unused
-
-    def sequence_ids(self) -> list[int]:
-        """The open sequences, in order."""
-        return [sequence.sequence_id for sequence in self._open]
-
-    def token_ids(self, sequence_id: SequenceId) -> list[int]:
-        """The tokens of an open sequence."""
-        return self._open[sequence_id].token_ids.tolist()
-
-    def num_computed(self, sequence_id: SequenceId) -> int:
-        """How many of them are computed."""
-        return self._open[sequence_id].num_computed
-
-    def table(self, sequence_id: SequenceId) -> list[int]:
-        """Its blocks in token order."""
-        return list(self._open[sequence_id].table)
-
-    def check(self) -> None:
-        """Assert every invariant. O(everything): for tests."""
-        holders = [*self._open, *self._closing]
-        self._open.check()
-        self._tables.check(sequence.table for sequence in holders)
-        assert self._step.rows or not self._closing, "without a step nothing waits to be released"
-        for sequence in holders:
-            sequence.check(self.block_size)
-        for row in self._step.rows:
-            first, last = row.start // self.block_size, (row.end - 1) // self.block_size
-            for block in row.sequence.table[first : last + 1]:
-                assert block not in self._tables.cache, f"block {block} is cached and written"

@@ -27,6 +27,7 @@ class Roster:
         self._sampling = sampling
         self._next_id = 0
         self._closing: list[SequenceId] = []  # the sampler may still be asked for their tokens
+        self._closing_ahead: list[SequenceId] | None = None  # likewise, in the step ahead
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.by_id: dict[SequenceId, Sequence] = {}  # the running ones
@@ -112,11 +113,16 @@ class Roster:
         self._leave(sequence)
         sequence.finish()
 
+    def step_ahead(self) -> None:
+        """There is a step behind the one in flight, which may have tokens of those that leave."""
+        self._closing_ahead = []
+
     def step_over(self) -> None:
-        """Nobody asks any more for tokens of sequences that left."""
+        """Nobody asks any more for tokens of sequences that left before the step that was in flight
+        alone, or of two the older one."""
         for sequence_id in self._closing:
             self._sampling.close(sequence_id)
-        self._closing.clear()
+        self._closing, self._closing_ahead = self._closing_ahead or [], None
 
     def _place(self, sequence: Sequence) -> int:
         return bisect_left(self.running, sequence.key, key=_key)
@@ -145,7 +151,8 @@ class Roster:
 
     def _leave(self, sequence: Sequence) -> None:
         del self.by_id[sequence.sequence_id]
-        self._closing.append(sequence.sequence_id)
+        closing = self._closing if self._closing_ahead is None else self._closing_ahead
+        closing.append(sequence.sequence_id)
 
     def check(self) -> None:
         """Assert the order and the agreement with the batch; each invariant names itself."""

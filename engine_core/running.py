@@ -11,7 +11,7 @@ from triptych.engine_core.batch import (
     SequenceRules,
 )
 from triptych.engine_core.ids import BlockId, SequenceId
-from triptych.engine_core.prefix_cache import chain_digests
+from triptych.engine_core.prefix_cache import CachedBlock, chain_digests, whole_block
 
 
 class RunningSequence:
@@ -65,25 +65,34 @@ class RunningSequence:
             return FINISH_STOP
         return FINISH_LENGTH if num_tokens >= self.most_tokens else FINISH_NONE
 
-    def num_scored(self, num_tokens: int) -> int:
-        """Prompt tokens whose logits are wanted among the next `num_tokens`; the last prompt
-        token's are those of the first output token."""
+    def num_scored(self, num_tokens: int, passed: int = 0) -> int:
+        """Prompt tokens whose logits are wanted among the next `num_tokens`, behind `passed` that a
+        step in flight computes; the last prompt token's are those of the first output token."""
         if not self.rules.score_prompt:
             return 0
-        return max(0, min(num_tokens, self.rules.num_prompt - 1 - self.num_computed))
+        return max(0, min(num_tokens, self.rules.num_prompt - 1 - self.num_computed - passed))
 
-    def num_logits(self, num_tokens: int) -> int:
-        """Rows of logits that the next `num_tokens` tokens need."""
-        return self.num_scored(num_tokens) + (num_tokens == self.num_lacking)
+    def num_logits(self, num_tokens: int, passed: int = 0) -> int:
+        """Rows of logits that the next `num_tokens` tokens need, behind `passed`."""
+        samples = num_tokens == self.num_lacking - passed
+        return self.num_scored(num_tokens, passed) + samples
 
-    def fitting(self, num_tokens: int, num_logits: int) -> int:
-        """Tokens of the next `num_tokens` that need no more than `num_logits` rows of logits."""
-        num_scored = self.num_scored(num_tokens)
+    def fitting(self, num_tokens: int, num_logits: int, passed: int = 0) -> int:
+        """Tokens of the next `num_tokens`, behind `passed`, that need no more than `num_logits`
+        rows of logits."""
+        num_scored = self.num_scored(num_tokens, passed)
         if num_scored > num_logits:
             return num_logits
-        if self.num_logits(num_tokens) > num_logits:
+        if self.num_logits(num_tokens, passed) > num_logits:
             return num_tokens - 1
         return num_tokens
+
+    def whole_blocks(self, block_size: int) -> list[CachedBlock]:
+        """Its whole blocks' texts, if it is cached."""
+        return [
+            whole_block(self.token_ids, self.digests, index, block_size)
+            for index in range(len(self.digests) - 1)
+        ]
 
     def check_guesses(self, guesses: "array[int]") -> None:
         """AssertionError unless it may have drafts, and these are some."""

@@ -5,7 +5,9 @@
       write(plan, slot)           its inputs, for the executor
       samples(), scores()         which logits rows to draw from, and to score the prompt by
       drafts(), fill_drafts(ids)  what is guessed behind each; guesses that the executor made
-    then one of
+    plan_ahead() -> StepPlan    for an executor that draws tokens: the step behind that (ahead.py)
+      write, samples_ahead(), scores_ahead()
+    then, of the older step in flight, one of
       apply(result) -> StepOutput the step was computed: tokens out, finished sequences freed
       fail_step(error) -> ...     the executor could not compute it: its sequences end
       lost() -> StepOutput        the executor is gone with its KV cache: compute all again
@@ -21,11 +23,13 @@ out nor who runs.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from triptych.engine_core.admission import Limits, check_queue, check_request
-from triptych.engine_core.batch import NOT_FINITE, UNKNOWN_DRAFT, Batch, Score
+from triptych.engine_core.ahead import StepAhead
+from triptych.engine_core.batch import NOT_FINITE, Batch, Score
+from triptych.engine_core.beam_steps import BeamSteps
 from triptych.engine_core.beams import BeamGroups
 from triptych.engine_core.choices import Choices
 from triptych.engine_core.entrance import Entrance
@@ -39,11 +43,12 @@ from triptych.engine_core.roster import Roster
 from triptych.engine_core.sampling import SamplingState
 from triptych.engine_core.sequence import Sequence, SequenceState
 from triptych.engine_core.step import StepOutput, StepPlan, StepResult
+from triptych.engine_core.step_drafts import StepDrafts
 from triptych.engine_core.suspects import Suspects, Trials
 
 
 class Scheduler:
-    """Continuous batching over a paged KV cache, one step in flight at a time."""
+    """Continuous batching over a paged KV cache; one step in flight at a time, and one ahead."""
 
     def __init__(
         self,
@@ -65,9 +70,15 @@ class Scheduler:
         self._entrance = Entrance(
             limits, batch, self._roster, self._choices, self.suspects, self._trials
         )
+        self._step_ahead = StepAhead(
+            limits, batch, self._roster, self._entrance, self._choices, self._beams, self.suspects
+        )
+        self._beam_steps = BeamSteps(self._beams, self._roster, self._policy, self.suspects)
         self._prompt_scores = PromptScores(self._roster, batch)
+        self._drafts = StepDrafts(self._roster, batch, sampling, limits.vocabulary_size)
         self._by_request: dict[RequestId, Sequence] = {}  # choices neither ended nor aborted
         self._in_flight: StepPlan | None = None
+        self._ahead: StepPlan | None = None  # behind it
         self._next_step_id = 1
         self.preemptions_total = 0
 
@@ -158,11 +169,11 @@ class Scheduler:
         preempted: list[SequenceId] = []
         newcomers = bool(roster.waiting) and not roster.full
         if not newcomers:
-            self._draft()
+            self._drafts.tell()
         self._plan_running(preempted)
         if newcomers and not preempted:
             self._entrance.admit()
-        if newcomers and self._draft():  # into what they left
+        if newcomers and self._drafts.tell():  # into what they left
             self._plan_running(preempted)
         # Beams that wait for one another hold blocks and compute nothing: others may need them.
         while batch.num_rows == 0 and roster.waiting and roster.running:
@@ -183,6 +194,18 @@ class Scheduler:
             self._in_flight = plan
         return plan
 
+    def plan_ahead(self, host_drawn: Collection[int] = ()) -> StepPlan:
+        """While one step is in flight and written, choose the next. Unless empty, write it at once:
+        it is in flight then, too. `host_drawn`: the sequences among `samples()` whose tokens the
+        executor does not draw; they have no row in it."""
+        assert self._in_flight is not None, "nothing to be ahead of"
+        assert self._ahead is None, "two steps in flight at a time"
+        plan = self._step_ahead.plan(self._next_step_id, host_drawn)
+        if plan:
+            self._next_step_id += 1
+            self._ahead = plan
+        return plan
+
     def _plan_running(self, preempted: list[SequenceId]) -> None:
         """Rows for what runs. Without blocks for all, the last in order are preempted.
 
@@ -193,18 +216,6 @@ class Scheduler:
         while not self._batch.plan(limits.max_num_batched_tokens, most, limits.max_num_logits):
             self._preempt_last(preempted)
 
-    def _draft(self) -> bool:
-        """Tell the batch what is guessed; whether there is anything."""
-        any_guess = False
-        for sequence_id, token_ids in self._sampling.drafts():
-            sequence = self._roster.by_id.get(SequenceId(sequence_id))
-            if sequence is not None and sequence.started and not sequence.is_beam:
-                most = max(token_ids, default=UNKNOWN_DRAFT)
-                assert most < self._limits.vocabulary_size, f"token id {most} was guessed"
-                self._batch.draft(sequence.sequence_id, token_ids)
-                any_guess = any_guess or len(token_ids) > 0
-        return any_guess
-
     def _preempt_last(self, preempted: list[SequenceId]) -> None:
         sequence = self._roster.preempt_last()
         self._roster.step_over()  # nothing is in flight, and it may run again in this very plan
@@ -213,8 +224,10 @@ class Scheduler:
         self.preemptions_total += 1
 
     def write(self, plan: StepPlan, slot: memoryview) -> None:
-        """Fill a slot of the step ring with the inputs of the step in flight."""
-        assert plan is self._in_flight, "only the step in flight can be written"
+        """Fill a slot of the step ring with the inputs of the step that was planned last."""
+        assert plan is (self._ahead or self._in_flight), (
+            "only the step in flight that was planned last"
+        )
         self._batch.write(slot, plan.step_id)
 
     def samples(self) -> tuple["array[int]", "array[int]"]:
@@ -224,6 +237,15 @@ class Scheduler:
         """
         return self._batch.samples()
 
+    def samples_ahead(self) -> tuple["array[int]", "array[int]", "array[int]"]:
+        """Likewise, of the step ahead; and for each the index (int32) among `samples()` of what
+        draws the last token of its text, -1 where that is known."""
+        return self._batch.samples_ahead()
+
+    def scores_ahead(self) -> list[Score]:
+        """The logits rows for prompt logprobs in the step ahead."""
+        return self._batch.scores_ahead()
+
     def drafts(self) -> "array[int]":
         """For each sample of the step in flight the draft behind it (int32); UNKNOWN_DRAFT where
         the executor makes it, UNKNOWN_DRAFT - 1 where there is none."""
@@ -232,10 +254,7 @@ class Scheduler:
     def fill_drafts(self, token_ids: Iterable[int]) -> None:
         """What the executor guessed. ValueError, with nothing filled, unless these are as many
         tokens as were left to it."""
-        filled, size = list(token_ids), self._limits.vocabulary_size
-        if max(filled, default=0) >= size:
-            raise ValueError(f"drafts: token id {max(filled)} is not below {size}")
-        self._batch.fill_drafts(filled)
+        self._drafts.fill(token_ids)
 
     def scores(self) -> list[tuple[Score, tuple[int, ...], int]]:
         """For prompt logprobs: the logits rows, the tokens that followed them, and how many of the
@@ -255,7 +274,7 @@ class Scheduler:
         sequence_ids, _ = self._batch.samples()
         failed = self._prompt_scores.take(result, columns)
         outcome = self._batch.apply(result.token_ids, result.complete)
-        self._in_flight = None
+        self._next_step()
         self._sampling.append(*columns.take(outcome, sequence_ids, result))
         if self.suspects:
             self._trials.drawn(sequence_ids)
@@ -269,33 +288,9 @@ class Scheduler:
                 )
                 self._drop(sequence)
         if self._beams:
-            self._take_candidates(sequence_ids, result, columns)
+            self._beam_steps.take(sequence_ids, result, columns)
         self._roster.step_over()
         return columns.output()
-
-    def _take_candidates(
-        self, sequence_ids: "array[int]", result: StepResult, columns: OutputColumns
-    ) -> None:
-        for sample, sequence_id in enumerate(sequence_ids):
-            sequence = self._roster.by_id.get(SequenceId(sequence_id))
-            if sequence is None or not sequence.is_beam:
-                continue
-            logprobs = result.logprobs.get(sample)
-            if logprobs is None:
-                self._fail_beams(sequence, columns, NotFinite("a beam's logits are not finite"))
-                continue
-            group = self._beams.group_of(sequence)
-            over = self._beams.report(sequence, logprobs)
-            if not group.candidates:  # all its beams have been computed
-                self.suspects.clear(group.wanted)
-            for length in self._beams.finish(over, columns) if over is not None else ():
-                self._policy.ended(sequence.request, length)
-
-    def _fail_beams(self, beam: Sequence, columns: OutputColumns, error: RequestError) -> None:
-        group = self._beams.group_of(beam)
-        self.suspects.clear(group.wanted)
-        for _ in range(self._beams.fail(group, columns, error)):
-            self._policy.ended(beam.request, 0)
 
     def fail_step(self, error: RequestError) -> StepOutput:
         """The executor is alive but could not compute the step in flight: its requests end."""
@@ -303,7 +298,7 @@ class Scheduler:
         columns = OutputColumns(self._in_flight.step_id)
         rows = [*(sequence_id for sequence_id, *_ in self._batch.rows()), *self._batch.samples()[0]]
         self._batch.abandon()
-        self._in_flight = None
+        self._next_step()
         found = (self._roster.by_id.get(SequenceId(each)) for each in rows)
         self._fail([each for each in found if each is not None], columns, error)
         self._roster.step_over()
@@ -316,23 +311,24 @@ class Scheduler:
             if sequence.state is SequenceState.FINISHED:
                 continue  # twice among them, or the beam of a search that has just ended
             if sequence.is_beam:
-                self._fail_beams(sequence, columns, error)
+                self._beam_steps.fail(sequence, columns, error)
             else:
                 columns.fail(sequence.request_id, error)
                 self._drop(sequence)
 
     def lost(self) -> StepOutput:
-        """The executor is gone, with the step in flight (if any) and all it had in its KV cache.
+        """The executor is gone, with the steps in flight (if any) and all it had in its KV cache.
 
         Every running sequence waits again and is computed anew from its tokens: no token that was
         sent is lost, doubled or changed. Choices of which executors die (suspects.py) end with
         FatalRequest; nothing else is in the output.
         """
-        columns, rows = OutputColumns(0), []
-        if self._in_flight is not None:
-            rows = [self._roster.by_id.get(each.sequence_id) for each in self._batch.rows()]
+        columns, rows = OutputColumns(0), list[Sequence | None]()
+        while self._in_flight is not None:
+            rows += [self._roster.by_id.get(each.sequence_id) for each in self._batch.rows()]
             self._batch.abandon()
-            self._in_flight = None
+            self._next_step()
+            self._roster.step_over()
         while self._roster.running:
             sequence = self._roster.preempt_last()
             self._choices.stopped(sequence, waits=True)
@@ -342,6 +338,9 @@ class Scheduler:
         self._fail(self._trials.died(rows), columns, fatal)
         self.suspects.fatal_total += len(columns.failed)
         return columns.output()
+
+    def _next_step(self) -> None:
+        self._in_flight, self._ahead = self._ahead, None
 
     def forget_cache(self) -> None:
         """No prompt is found in the cache any more; what runs goes on."""

@@ -1,11 +1,11 @@
 """Writes a planned step into a slot of the step ring, in the layout of layout.StepLayout."""
 
 from array import array
-from collections.abc import Sequence
 
 from triptych.engine_core.layout import (
     DEVICE_HEADER,
     DEVICE_HEADER_OFFSET,
+    PREVIOUS_SAMPLE,
     STEP_HEADER,
     StepLayout,
 )
@@ -17,21 +17,22 @@ def write_slot(
     layout: StepLayout,
     step_id: int,
     step: PlannedStep,
-    copies: Sequence[tuple[int, int]],
     block_size: int,
 ) -> None:
-    """Fill `slot`, at least layout.slot_bytes of writable bytes.
+    """Fill `slot`, at least layout.slot_bytes of writable bytes, with a step and its transfers.
 
     Entries beyond the step's extents keep what they had. Raises ValueError, with nothing written,
     when the step exceeds the layout.
     """
-    _check(slot, layout, step, len(copies))
+    _check(slot, layout, step)
     columns = {name: array("i") for name in layout.arrays}
     columns["row_starts"].append(0)
     for row in step.rows:
         table, start, end = row.sequence.table, row.start, row.end
         columns["token_ids"] += row.sequence.token_ids[start : start + row.num_tokens]
         columns["token_ids"] += row.drafts
+        if row.previous >= 0:
+            columns["token_ids"].append(PREVIOUS_SAMPLE - row.previous)
         columns["positions"].extend(range(start, end))
         columns["slots"].extend(
             table[t // block_size] * block_size + t % block_size for t in range(start, end)
@@ -43,26 +44,30 @@ def write_slot(
         columns["logits_tokens"].extend(range(last, last + row.num_samples))
         columns["block_tables"].extend(table)
         columns["block_tables"].extend([-1] * (layout.max_blocks_per_row - len(table)))
-    columns["copy_sources"].extend(source for source, _ in copies)
-    columns["copy_targets"].extend(target for _, target in copies)
+    for kind, pairs in (("copy", step.copies), ("store", step.stores), ("load", step.loads)):
+        columns[f"{kind}_sources"].extend(source for source, _ in pairs)
+        columns[f"{kind}_targets"].extend(target for _, target in pairs)
     STEP_HEADER.pack_into(
-        slot, 0, step_id, step.num_tokens, len(step.rows), step.num_logits, len(copies)
+        slot, 0, step_id, step.num_tokens, len(step.rows), step.num_logits, len(step.copies)
     )
-    DEVICE_HEADER.pack_into(slot, DEVICE_HEADER_OFFSET, 0, 0, 0, 0, 0, 0)
+    transfers = len(step.stores), len(step.loads)
+    DEVICE_HEADER.pack_into(slot, DEVICE_HEADER_OFFSET, *transfers, 0, 0, 0, 0)
     for name, (offset, _) in layout.arrays.items():
         column = columns[name]
         with slot[offset : offset + 4 * len(column)].cast("i") as target:
             target[:] = memoryview(column)
 
 
-def _check(slot: memoryview, layout: StepLayout, step: PlannedStep, num_copies: int) -> None:
+def _check(slot: memoryview, layout: StepLayout, step: PlannedStep) -> None:
     if slot.nbytes < layout.slot_bytes:
         raise ValueError(f"slot: {slot.nbytes} bytes, the layout has {layout.slot_bytes}")
     for name, count, most in (
         ("rows", len(step.rows), layout.max_rows),
         ("tokens", step.num_tokens, layout.max_tokens),
         ("logits", step.num_logits, layout.max_logits),
-        ("copies", num_copies, layout.max_rows),
+        ("copies", len(step.copies), layout.max_rows),
+        ("stores", len(step.stores), layout.max_transfers),
+        ("loads", len(step.loads), layout.max_transfers),
     ):
         if count > most:
             raise ValueError(f"{name}: {count}, the layout has {most}")

@@ -5,6 +5,6 @@ drives both in lockstep). Neither imports the other: both fit engine_core.batch.
 """
 
 from triptych.kernels.core._core import Batch
-from triptych.kernels.core.values import Match, Outcome, ScheduledSequence, Score
+from triptych.kernels.core.values import Extent, Match, Outcome, ScheduledSequence, Score
 
-__all__ = ["Batch", "Match", "Outcome", "ScheduledSequence", "Score"]
+__all__ = ["Batch", "Extent", "Match", "Outcome", "ScheduledSequence", "Score"]

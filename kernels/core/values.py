@@ -30,6 +30,14 @@ class Score(NamedTuple):
     num_positions: int
 
 
+class Extent(NamedTuple):
+    """Of a step ahead; all 0 where there is none."""
+
+    num_rows: int
+    num_tokens: int
+    num_logits: int
+
+
 class Outcome(NamedTuple):
     """What a step meant, in columns: int32, int64, int32, uint8; then who finished, and with how
     many tokens."""

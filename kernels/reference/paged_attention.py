@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.kernels.reference.kv_codes import kv_values
+
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
@@ -30,23 +32,33 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q k^T) v, in float32, each query over its own and all earlier positions.
 
     q [T, N, D]; k_cache, v_cache [blocks, block_size, M, D] with N a multiple of M: query head n
     reads head n // (N / M). The keys and values of the queries' own tokens are already stored.
     `window` W: only the query's own and the W - 1 positions before it. `soft_cap` C: scores s
-    become C tanh(s / C) (Gemma 2). Returns q's shape and dtype.
+    become C tanh(s / C) (Gemma 2). `scales` of keys and values, float32 [blocks, block_size, M],
+    where caches hold codes (`kv_codes`). Rows of length 0 get zeros. Returns q's shape and dtype.
     """
     out = torch.empty_like(q)
     group = q.shape[1] // k_cache.shape[2]
     block_size = k_cache.shape[1]
     starts = rows.row_starts.tolist()
+    k_scales, v_scales = scales or (None, None)
     for row, length in enumerate(rows.kv_lengths.tolist()):
         num_queries = starts[row + 1] - starts[row]
+        if length == 0:
+            out[starts[row] : starts[row + 1]] = 0
+            continue
         blocks = rows.block_tables[row, : -(-length // block_size)].long()
-        keys = k_cache[blocks].flatten(0, 1)[:length].to(torch.float32)
-        values = v_cache[blocks].flatten(0, 1)[:length].to(torch.float32)
+        keys, values = (
+            kv_values(cache[blocks], None if scale is None else scale[blocks]).flatten(0, 1)[
+                :length
+            ]
+            for cache, scale in ((k_cache, k_scales), (v_cache, v_scales))
+        )
         positions = torch.arange(length - num_queries, length).unsqueeze(1)
         distance = positions - torch.arange(length)
         visible = distance >= 0

@@ -12,3 +12,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     wide = x.to(torch.float32)
     mean_square = wide.square().mean(dim=-1, keepdim=True)
     return (wide * torch.rsqrt(mean_square + epsilon) * weight).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """residual += x, rounded to its dtype, in place; then its norm. x, residual [T, H]."""
+    residual.copy_(residual.to(torch.float32) + x.to(torch.float32))
+    return rms_norm(residual, weight, epsilon)

@@ -10,3 +10,12 @@ def silu_gate(gate_up: torch.Tensor) -> torch.Tensor:
     """
     gate, up = gate_up.to(torch.float32).chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def gelu_tanh_gate(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up in the tanh form, as above.
+
+    Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
+    """
+    gate, up = gate_up.to(torch.float32).chunk(2, dim=-1)
+    return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)

@@ -9,6 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from typing import Protocol
 
+from triptych.services.runtime.lifecycle import EXIT_GROUP
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +36,11 @@ class ChildExit:
         if self.code < 0:
             return f"was killed by {signal.Signals(-self.code).name}"
         return f"exited with code {self.code}"
+
+    @property
+    def dragged(self) -> bool:
+        """Whether it ended only because another process had, with which it works."""
+        return self.code == EXIT_GROUP
 
     def __str__(self) -> str:
         return f"{self.name} {self.how}"

@@ -63,7 +63,7 @@ def _demo(argv: Sequence[str], prompt: str, max_tokens: int) -> int:
             failed = True
         else:
             console.print()
-            print_processes(console, await read_all_stats(run_dir), run_dir.path)
+            print_processes(console, await read_all_stats(run_dir, tuple(stats)), run_dir.path)
             console.print("This engine stops now. `make serve` keeps one up, on 127.0.0.1:50051.")
         stop.set()
 

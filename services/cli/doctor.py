@@ -10,6 +10,7 @@ from rich.console import Console
 from triptych.services.cli import doctor_checks as checks
 from triptych.services.cli.client import Answer, Client, describe, read_stream
 from triptych.services.cli.doctor_checks import Finding, guarded
+from triptych.services.cli.doctor_gpu import gpu
 from triptych.services.cli.engine import TOKENIZER
 from triptych.services.cli.own_folder import own_folder
 from triptych.services.cli.panel import Stats
@@ -80,6 +81,7 @@ def _plan(settings: DoctorSettings, argv: Sequence[str]) -> list[tuple[str, Call
         ("instructions", checks.instruction_sets),
         ("shared memory", checks.shared_memory),
         ("memory", checks.memory_and_cores),
+        ("gpu", gpu),
         ("port", lambda: checks.port(settings.host, settings.port)),
         ("run directory", lambda: checks.run_directory(settings.run_dir)),
         ("engine", lambda: checks.engine(settings.run_dir)),

@@ -1,7 +1,7 @@
 """What the control sockets of a run directory say: health, and the facts behind the panel."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -14,8 +14,7 @@ SUPERVISOR = "supervisor"
 TOKENIZER = "tokenizer-0"
 SCHEDULER = "scheduler"
 EXECUTOR = "executor-0"
-PROCESSES = (SCHEDULER, EXECUTOR, TOKENIZER)  # the order to start them in
-STOP_ORDER = (TOKENIZER, SCHEDULER, EXECUTOR)  # the first one drains
+PROCESSES = (SCHEDULER, EXECUTOR, TOKENIZER)  # that every engine has
 
 _TIMEOUT = 2.0  # seconds; these calls are answered from memory
 _SOON = 0.01  # seconds
@@ -26,6 +25,21 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),
     ("grpc.use_local_subchannel_pool", 1),  # nothing of an earlier life
 )
+
+
+def executors(size: int) -> tuple[str, ...]:
+    """The names of so many ranks; the first is EXECUTOR."""
+    return tuple(f"executor-{rank}" for rank in range(size))
+
+
+def start_order(size: int) -> tuple[str, ...]:
+    """An engine's processes, with so many executors."""
+    return (SCHEDULER, *executors(size), TOKENIZER)
+
+
+def stop_order(size: int) -> tuple[str, ...]:
+    """The same; the first one drains."""
+    return (TOKENIZER, SCHEDULER, *executors(size))
 
 
 class ControlContact:
@@ -125,6 +139,8 @@ async def read_load(run_dir: RunDir) -> tuple[int, int] | None:
     return (executor.load_bytes_done, total) if total else None
 
 
-async def read_all_stats(run_dir: RunDir) -> dict[str, control_pb2.StatsResponse]:
-    """The Stats of the three processes, by name. Raises grpc.RpcError."""
-    return {name: await read_stats(run_dir, name) for name in PROCESSES}
+async def read_all_stats(
+    run_dir: RunDir, names: Sequence[str]
+) -> dict[str, control_pb2.StatsResponse]:
+    """The Stats of these processes, by name. Raises grpc.RpcError."""
+    return {name: await read_stats(run_dir, name) for name in names}

@@ -5,8 +5,9 @@ import sys
 from collections.abc import Sequence
 
 from triptych.services.cli.child import ChildSpec
-from triptych.services.cli.engine import EXECUTOR, PROCESSES, SCHEDULER, TOKENIZER
+from triptych.services.cli.engine import SCHEDULER, TOKENIZER, executors, start_order
 from triptych.services.cli.settings import EngineSettings
+from triptych.services.executor.settings import ExecutorSettings
 from triptych.services.runtime.gguf_file import open_gguf
 from triptych.services.runtime.model_files import ModelFiles, resolve_model
 from triptych.services.runtime.run_dir import RunDir
@@ -74,12 +75,22 @@ def with_ports(settings: EngineSettings, tokenizer: control_pb2.TokenizerStats) 
 
 def specs_of(settings: EngineSettings) -> list[ChildSpec]:
     """The processes' commands, in the order to start them in."""
-    by_name: dict[str, Settings] = {
-        SCHEDULER: settings.scheduler,
-        EXECUTOR: settings.executor,
-        TOKENIZER: settings.tokenizer,
+    by_name: dict[str, Settings] = {SCHEDULER: settings.scheduler, TOKENIZER: settings.tokenizer}
+    by_name |= executor_settings(settings)
+    return [_spec(name, by_name[name]) for name in names_of(settings)]
+
+
+def names_of(settings: EngineSettings) -> tuple[str, ...]:
+    """The processes' names, in the order to start them in."""
+    return start_order(settings.executor.tensor_parallel_size)
+
+
+def executor_settings(settings: EngineSettings) -> dict[str, ExecutorSettings]:
+    """Those of each rank, by its process's name."""
+    names = executors(settings.executor.tensor_parallel_size)
+    return {
+        name: settings.executor.model_copy(update={"rank": rank}) for rank, name in enumerate(names)
     }
-    return [_spec(name, by_name[name]) for name in PROCESSES]
 
 
 def _spec(name: str, settings: Settings) -> ChildSpec:

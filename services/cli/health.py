@@ -1,6 +1,6 @@
 """`triptych health`: asks every process of an engine, or one public address, whether it serves."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     if given.run_dir is not None or address is None:
         run_dir = RunDir.open(given.run_dir or default_run_dir(), create=False)
         stages = {stage.name: stage for stage in read_states(run_dir).stages}
-        for name in process_names(run_dir):
+        for name in process_names(run_dir, stages):
             status = check(f"unix:{run_dir.control_socket(name)}", "", given.timeout)
             if status != _SERVING and name in stages:
                 status = f"{status} ({state_and_reason(stages[name])})"
@@ -53,10 +53,11 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_OK if all(status == _SERVING for _, status in results) else EXIT_FAILED
 
 
-def process_names(run_dir: RunDir) -> list[str]:
-    """The processes that an engine must have, and any other that has a control socket."""
+def process_names(run_dir: RunDir, stages: Collection[str] = ()) -> list[str]:
+    """The processes that an engine must have, those that its supervisor keeps running, and any
+    other that has a control socket."""
     found = {path.name.removesuffix(_SUFFIX) for path in run_dir.path.glob(f"*{_SUFFIX}")}
-    return [*PROCESSES, *sorted(found - set(PROCESSES))]
+    return [*PROCESSES, *sorted({*found, *stages} - set(PROCESSES))]
 
 
 def check(target: str, service: str, timeout: float) -> str:

@@ -140,17 +140,17 @@ class Operations:
         return await self._alone("RestartExecutor", self._restart)
 
     async def _restart(self) -> control_pb2.RestartExecutorResponse:
-        stage = self._supervisor.stage(EXECUTOR)
+        stage, ranks = self._supervisor.stage(EXECUTOR), self._supervisor.together(EXECUTOR)
         if stage.state == STOPPED:
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, stage.reason)
         await self._take_new_code()
-        failure = await stage.renew()
-        if failure is None:
-            failure = await self._until_serving(stage)
+        failure = await self._supervisor.renew(EXECUTOR)
+        for rank in ranks:
+            failure = failure or await self._until_serving(rank)
         if failure is not None:
             said = f"the new executor {failure}; it is started again"
             raise CallRefused(grpc.StatusCode.UNAVAILABLE, said)
-        seconds = time.monotonic() - stage.ended_at
+        seconds = time.monotonic() - min(rank.ended_at for rank in ranks)
         _log.info("executor restarted", extra={"pid": stage.pid, "s": seconds})
         return control_pb2.RestartExecutorResponse(pid=stage.pid, seconds=seconds)
 
@@ -217,11 +217,11 @@ class Operations:
 
     async def _load_again(self) -> None:
         """Have an executor with the model that there is."""
-        stage = self._supervisor.stage(EXECUTOR)
-        if stage.state == STOPPED:
+        states = {stage.state for stage in self._supervisor.together(EXECUTOR)}
+        if STOPPED in states:
             failure = await self._supervisor.start_again(EXECUTOR)
-        elif stage.state != READY:
-            failure = await stage.renew()
+        elif states != {READY}:
+            failure = await self._supervisor.renew(EXECUTOR)
         else:
             return
         if failure is not None:
@@ -273,10 +273,13 @@ class Operations:
             _log.warning("no resume: %s", error)  # a new one takes them by itself
 
     async def _resident_bytes(self) -> int:
-        try:
-            return (await read_stats(self._run_dir, EXECUTOR)).process.resident_bytes
-        except grpc.aio.AioRpcError:
-            return 0
+        resident = 0
+        for stage in self._supervisor.together(EXECUTOR):
+            try:
+                resident += (await read_stats(self._run_dir, stage.name)).process.resident_bytes
+            except grpc.aio.AioRpcError:
+                continue  # it is not there
+        return resident
 
 
 def _check_names(names: Sequence[str]) -> None:

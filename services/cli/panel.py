@@ -50,7 +50,7 @@ def panel_facts(stats: Stats, run_dir: Path) -> list[tuple[str, str]]:
         ),
         (
             "execution",
-            f"{executor.device}, {executor.dtype}, plan {executor.plan}, "
+            f"{executor.device}{_ranks(executor)}, {executor.dtype}, plan {executor.plan}, "
             f"weights {size(executor.weight_bytes)} loaded in {executor.load_seconds:.1f} s",
         ),
         (
@@ -68,6 +68,12 @@ def panel_facts(stats: Stats, run_dir: Path) -> list[tuple[str, str]]:
         ("run dir", str(run_dir)),
         ("processes", ", ".join(f"{name} {each.process.pid}" for name, each in stats.items())),
     ]
+
+
+def _ranks(executor: control_pb2.ExecutorStats) -> str:
+    """Sizes are those of one rank where there are several."""
+    ranks = executor.tensor_parallel_size
+    return f" x {ranks} ranks (sizes of one)" if ranks > 1 else ""
 
 
 def how_to_call(address: str) -> list[str]:

@@ -17,17 +17,15 @@ import grpc
 
 from triptych.services.cli.common_imports import import_what_all_need, import_what_steps_need
 from triptych.services.cli.engine import (
-    EXECUTOR,
-    PROCESSES,
     SCHEDULER,
-    STOP_ORDER,
     SUPERVISOR,
     TOKENIZER,
     ControlContact,
     read_all_stats,
     read_load,
+    stop_order,
 )
-from triptych.services.cli.engine_specs import resolved, specs_of
+from triptych.services.cli.engine_specs import executor_settings, names_of, resolved, specs_of
 from triptych.services.cli.fork import fork_child, single_threaded
 from triptych.services.cli.fork_server import ForkServer
 from triptych.services.cli.operations import Operations
@@ -127,7 +125,8 @@ def _fork_processes(settings: EngineSettings, lock: int, fork_server: ForkServer
         fork(TOKENIZER)
         import_what_steps_need()
         fork(SCHEDULER)
-        fork(EXECUTOR)
+        for name in executor_settings(settings):
+            fork(name)
     except BaseException:
         for pid in forked.values():
             os.kill(pid, signal.SIGKILL)
@@ -153,7 +152,7 @@ def _run(name: str, settings: EngineSettings) -> int:
         return run_scheduler(settings.scheduler)
     from triptych.services.executor.__main__ import run as run_executor
 
-    return run_executor(settings.executor)
+    return run_executor(executor_settings(settings)[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,8 @@ class _Start:
 async def _serve(start: _Start, run_dir: RunDir, on_ready: OnReady) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    progress = StartupProgress(PROCESSES, sys.stderr, lambda: read_load(run_dir))
+    names = names_of(start.settings)
+    progress = StartupProgress(names, sys.stderr, lambda: read_load(run_dir))
 
     def changed() -> None:
         try:
@@ -181,7 +181,7 @@ async def _serve(start: _Start, run_dir: RunDir, on_ready: OnReady) -> int:
 
     supervisor = Supervisor(
         specs=specs_of(start.settings),
-        stop_order=STOP_ORDER,
+        stop_order=stop_order(start.settings.executor.tensor_parallel_size),
         links=StageLinks(
             contact=lambda name: ControlContact(run_dir, name),
             changed=changed,
@@ -203,7 +203,7 @@ async def _serve(start: _Start, run_dir: RunDir, on_ready: OnReady) -> int:
 
     async def ready() -> None:
         progress.finish()
-        stats = await _stats_soon(run_dir)
+        stats = await _stats_soon(run_dir, names)
         operations.started(stats[TOKENIZER].tokenizer)
         await on_ready(stats, stop)
 
@@ -242,10 +242,10 @@ def _limits(settings: EngineSettings) -> Limits:
     )
 
 
-async def _stats_soon(run_dir: RunDir) -> Stats:
+async def _stats_soon(run_dir: RunDir, names: Sequence[str]) -> Stats:
     """The Stats of all processes, waiting where one has just gone and is being started again."""
     while True:
         try:
-            return await read_all_stats(run_dir)
+            return await read_all_stats(run_dir, names)
         except grpc.aio.AioRpcError:
             await asyncio.sleep(0.5)

@@ -87,6 +87,8 @@ def load_engine_settings(argv: Sequence[str] | None, *, prog: str) -> EngineSett
         scheduler=values.settings(SchedulerSettings),
         executor=values.settings(ExecutorSettings),
     )
+    if engine.executor.rank:
+        raise StartupError(f"rank: {engine.executor.rank} is a flag of triptych executor only")
     method, model = engine.scheduler.speculative_method, engine.executor.speculative_model
     if method == "draft_model" and model is None:
         raise StartupError("speculative_model: required for --speculative-method draft_model")

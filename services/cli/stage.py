@@ -54,6 +54,7 @@ class Stage:
         self.last_end = ""
         self.ended_at = 0.0  # monotonic seconds; of the last life that is over
         self.reason = ""
+        self.dragged = False  # the last life that is over ended with that of another process
         self._links = links
         self._limits = limits
         self._forked = forked
@@ -104,7 +105,10 @@ class Stage:
         serving = asyncio.ensure_future(contact.until_serving())
         try:
             await asyncio.wait({exited, serving}, return_when=asyncio.FIRST_COMPLETED)
-            return exited.result().how if exited.done() else None
+            if not exited.done():
+                return None
+            self.dragged = exited.result().dragged
+            return exited.result().how
         finally:
             await cancel(exited, serving)
 
@@ -202,13 +206,14 @@ class Stage:
             await self._begin_again()
         while True:
             how = await self._live()
-            self._stillborn = how is not None and not self._ready.is_set()
+            born = self._ready.is_set()
+            self._stillborn = how is not None and not born and not self.dragged
             delay = 0.0
             if how is None:
                 await self._end_for_renewal()
             else:
                 await self._bury(how)
-                delay = self._judge()
+                delay = self._follow(born=born) if self.dragged else self._judge()
             if delay > 0:
                 await self._sleep_unless_renewed(delay)
             self._renewal.clear()
@@ -232,12 +237,14 @@ class Stage:
     async def _live(self) -> str | None:
         """Follow a life: how it ended; None when it is to be renewed."""
         child, contact = self._living()
+        self.dragged = False
         exited = asyncio.ensure_future(child.exited())
         failing = asyncio.create_task(self._until_failing(contact))
         renewal = asyncio.create_task(self._renewal.wait())
         try:
             await asyncio.wait({exited, failing, renewal}, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
+                self.dragged = exited.result().dragged
                 return exited.result().how
             if failing.done():
                 why = failing.result()
@@ -265,6 +272,13 @@ class Stage:
         self._become(RESTARTING, "an operator has it started again")
         await child.stop(self._limits.grace_rest)
         await self._bury("was stopped to be started again")
+
+    def _follow(self, *, born: bool) -> float:
+        """It ended with another, and is not to blame: the delay, where it comes to that again and
+        again."""
+        _log.warning("%s %s: starting it again", self.name, self.last_end)
+        self._become(RESTARTING, f"it {self.last_end}")
+        return 0.0 if born else self._limits.restarts.first_delay
 
     def _judge(self) -> float:
         """What becomes of it: the delay before it is started again, in seconds."""

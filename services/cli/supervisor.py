@@ -1,12 +1,14 @@
 """Starts the processes of an engine, keeps them running, and stops them in order.
 
 It knows nothing of what they do (see contact). A child that ends during start-up ends the engine
-with the child's exit code; one that ends later is started again, as its stage decides.
+with the child's exit code; one that ends later is started again, as its stage decides. Children of
+one service (`executor-0`, `executor-1`) are stopped, and operated on, together.
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -15,8 +17,10 @@ from triptych.services.cli.cancellation import cancel
 from triptych.services.cli.child import ChildSpec
 from triptych.services.cli.patience import Limits
 from triptych.services.cli.stage import CRASH_LOOP, Stage, StageLinks
-from triptych.services.runtime.lifecycle import EXIT_FAILED, EXIT_OK, StartupError
+from triptych.services.runtime.lifecycle import EXIT_FAILED, EXIT_GROUP, EXIT_OK, StartupError
 from triptych.v1 import control_pb2
+
+_CULPRIT_SECONDS = 1.0  # a child that ended because another had may be seen first
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +64,11 @@ class Supervisor:
     def stage(self, name: str) -> Stage:
         """The stage of that name. Raises KeyError."""
         return self._stages[name]
+
+    def together(self, name: str) -> list[Stage]:
+        """The stage of that name and those of the same service, in the order of their start."""
+        service = service_of(name)
+        return [stage for stage in self._stages.values() if service_of(stage.name) == service]
 
     def states(self) -> control_pb2.SupervisorStats:
         """What is known of each stage, in the order of their start."""
@@ -117,35 +126,49 @@ class Supervisor:
     async def start_anew(self, specs: Sequence[ChildSpec]) -> str | None:
         """Stop all children and start others in their place, which are not kept running until
         `keep_all`; how one of them failed, if one did."""
-        for name in self._stop_order:
-            await self._stages[name].halt(self._limits.grace_rest)
+        for stages in self._stops():
+            await _all(stage.halt(self._limits.grace_rest) for stage in stages)
         for spec in specs:
             self.replace_spec(spec)
         try:
             code = await self._start(self._stages.values())
         except StartupError as error:
             return str(error)
-        return None if code is None else self._failures()
+        return None if code is None else _failures(self._stages.values())
 
     async def start_again(self, name: str) -> str | None:
-        """Start a child that was halted, and keep it running; how it failed, if it did: then it is
-        halted again."""
-        stage = self._stages[name]
-        reason = stage.reason
+        """Start a service's children that were halted, and keep them running; how they failed, if
+        they did: then they are halted again."""
+        stages = self.together(name)
+        reason = stages[0].reason
         try:
-            code = await self._start([stage])
-            failure = None if code is None else f"{name} {stage.last_end}"
+            code = await self._start(stages)
+            failure = None if code is None else _failures(stages)
         except StartupError as error:
             failure = str(error)
         if failure is None:
-            stage.keep(self._keeper_ended)
+            for stage in stages:
+                stage.keep(self._keeper_ended)
         else:
-            await stage.halt(self._limits.grace_rest, reason)
+            await self.halt(name, reason)
         return failure
 
     async def halt(self, name: str, reason: str) -> None:
-        """End a child and start no other until `start_again`; the reason is for others to read."""
-        await self._stages[name].halt(self._limits.grace_rest, reason)
+        """End a service's children and start no others until `start_again`; the reason is for
+        others to read."""
+        await _all(stage.halt(self._limits.grace_rest, reason) for stage in self.together(name))
+
+    async def renew(self, name: str) -> str | None:
+        """Renew all children of a service at once; how the first that failed did, if one did."""
+        renewals = [asyncio.ensure_future(stage.renew()) for stage in self.together(name)]
+        try:
+            for renewal in asyncio.as_completed(renewals):
+                failure = await renewal
+                if failure is not None:
+                    return failure
+        finally:
+            await cancel(*renewals)
+        return None
 
     def keep_all(self) -> None:
         """Start each child again whenever it ends, from now on."""
@@ -158,11 +181,6 @@ class Supervisor:
         self._operation = None
         if not operation.cancelled():
             operation.exception()  # seen, also where the caller has gone
-
-    def _failures(self) -> str:
-        return "; ".join(
-            f"{each.name} {each.last_end}" for each in self._stages.values() if not each.pid
-        )
 
     # ------------------------------------------------------------------ start, keep, stop
 
@@ -188,6 +206,8 @@ class Supervisor:
             async with asyncio.timeout(self._limits.startup_timeout):
                 for wait in asyncio.as_completed(waits.values()):
                     code = await wait
+                    if code == EXIT_GROUP:
+                        code = await self._culprit(waits.values())
                     if code is not None:
                         return code if code > 0 else EXIT_FAILED
         except TimeoutError:
@@ -199,6 +219,12 @@ class Supervisor:
         finally:
             await cancel(*waits.values())
         return None
+
+    async def _culprit(self, waits: Collection["asyncio.Future[int | None]"]) -> int:
+        """The exit code of the child because of which another ended."""
+        await asyncio.wait(waits, timeout=_CULPRIT_SECONDS)
+        codes = [wait.result() for wait in waits if wait.done()]
+        return next((code for code in codes if code not in (None, EXIT_GROUP)), EXIT_FAILED)
 
     async def _first_ready(self, stage: Stage) -> int | None:
         code = await stage.first_ready()
@@ -239,12 +265,33 @@ class Supervisor:
     async def _stop_all(self) -> None:
         """What comes later in the order is kept running until its turn: the first one drains."""
         grace = self._limits.grace
-        for name in self._stop_order:
-            stage = self._stages[name]
-            if stage.pid:
-                self._progress(name, "stopping")
-            await stage.halt(grace)
+        for stages in self._stops():
+            for stage in stages:
+                if stage.pid:
+                    self._progress(stage.name, "stopping")
+            await _all(stage.halt(grace) for stage in stages)
             grace = self._limits.grace_rest
+
+    def _stops(self) -> list[list[Stage]]:
+        """The stages in the order to stop them in, those of a service together."""
+        services = itertools.groupby(self._stop_order, service_of)
+        return [[self._stages[name] for name in names] for _, names in services]
+
+
+def service_of(name: str) -> str:
+    """The service that a child is one of: "executor" of "executor-1"."""
+    return name.split("-", 1)[0]
+
+
+def _failures(stages: Iterable[Stage]) -> str:
+    """How those ended that did, in words; without those that only followed."""
+    ended = [stage for stage in stages if not stage.pid]
+    culprits = [stage for stage in ended if not stage.dragged] or ended
+    return "; ".join(f"{stage.name} {stage.last_end}" for stage in culprits)
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*work)
 
 
 async def _nothing() -> None:

@@ -10,8 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triptych.services.executor.affinity import cores_to_pin
-from triptych.services.executor.backend import Backend, BackendFacts, BackendOptions, open_backend
+from triptych.services.executor.backend import (
+    Backend,
+    BackendFacts,
+    BackendOptions,
+    DeviceFacts,
+    MeasuredBackend,
+    open_backend,
+    refuse_misplaced,
+)
+from triptych.services.executor.collectives import ALONE, Collectives
 from triptych.services.executor.memory_nodes import read_nodes
+from triptych.services.executor.rank_group import RankGroup
+from triptych.services.executor.rank_meeting import Member, meet, settings_to_share
 from triptych.services.executor.settings import ExecutorSettings
 from triptych.services.executor.stats import Counters, executor_stats
 from triptych.services.executor.step_timeout import StepTimeout
@@ -73,7 +84,7 @@ def _run(settings: ExecutorSettings) -> int:
 def _options(settings: ExecutorSettings) -> BackendOptions:
     cache = settings.weight_cache
     usable = os.sched_getaffinity(0)
-    threads = settings.cpu_threads or len(usable)
+    threads = settings.cpu_threads or max(1, len(usable) // settings.tensor_parallel_size)
     nodes = read_nodes(usable)
     # A share that nobody asked for stays the backend's choice, which leaves the machine its memory.
     return BackendOptions(
@@ -98,7 +109,16 @@ def _options(settings: ExecutorSettings) -> BackendOptions:
         gpu_memory_utilization=settings.gpu_memory_utilization,
         deterministic=settings.deterministic,
         capture_sizes=settings.capture_sizes,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
     )
+
+
+def _collectives(group: RankGroup, options: BackendOptions) -> Collectives:
+    # Loads torch: only where it is used.
+    from triptych.services.executor.device.group_collectives import open_collectives
+
+    return open_collectives(group, options.device, deterministic=options.deterministic)
 
 
 class _Progress:
@@ -132,6 +152,9 @@ class _Process:
         )
         self._facts: BackendFacts | None = None
         self._draft_facts: BackendFacts | None = None
+        self._measured: MeasuredBackend | None = None
+        self._stopping = threading.Event()
+        self._group: RankGroup | None = None  # of several ranks, once they have met
 
     async def run(self) -> int:
         files = resolve_model(self._settings.model)
@@ -152,6 +175,9 @@ class _Process:
         await stop.wait()
         watch.cancel()
         self._control.set_serving(False)
+        self._stopping.set()
+        if self._group is not None:
+            self._group.leave()
         self._worker.stop()
         if not ended.done() and self._facts is not None:
             await asyncio.wait({ended}, timeout=_STOP_SECONDS)
@@ -159,6 +185,8 @@ class _Process:
         if not ended.done():
             if self._facts is not None:
                 _log.warning("the step in flight does not end; leaving it")
+            if self._group is not None:
+                self._group.close()
             logging.shutdown()
             os._exit(EXIT_OK)
         thread.join()
@@ -174,8 +202,7 @@ class _Process:
     ) -> None:
         error: BaseException | None = None
         try:
-            backend, draft = self._open(files, draft_files)
-            self._worker.run(backend, fingerprint(files), draft)
+            self._serve(files, draft_files)
         except BaseException as caught:  # the top of the thread: it goes on in the main thread
             error = caught
 
@@ -185,16 +212,39 @@ class _Process:
 
         loop.call_soon_threadsafe(end)
 
+    def _serve(self, files: ModelFiles, draft_files: ModelFiles | None) -> None:
+        options, digest = _options(self._settings), fingerprint(files)
+        refuse_misplaced(options)
+        if options.tensor_parallel_size == 1:
+            backend, draft = self._open(files, draft_files, options)
+            self._worker.run(backend, digest, draft)
+            return
+        member = Member(
+            options.rank, options.tensor_parallel_size, digest, settings_to_share(options)
+        )
+        group = self._group = meet(self._run_dir, self._name, member, self._stopping)
+        if group is None:
+            return  # told to stop
+        try:
+            backend, draft = self._open(files, draft_files, options, _collectives(group, options))
+            self._worker.run(backend, digest, draft, group)
+        finally:
+            group.close()
+
     def _open(
-        self, files: ModelFiles, draft_files: ModelFiles | None
+        self,
+        files: ModelFiles,
+        draft_files: ModelFiles | None,
+        options: BackendOptions,
+        collectives: Collectives = ALONE,
     ) -> "tuple[Backend, DraftModel | None]":
         started = time.monotonic()
         _log.info("loading weights of %s", files.name)
-        options, progress = _options(self._settings), _Progress(self._counters)
+        progress = _Progress(self._counters)
         backend: Backend
         draft: DraftModel | None = None
         if draft_files is None:
-            backend = open_backend(files, options, progress)
+            backend = open_backend(files, options, progress, collectives)
         else:
             from triptych.services.executor.draft_opening import open_with_draft
 
@@ -202,6 +252,7 @@ class _Process:
             self._draft_facts = draft.facts
         self._counters.load_bytes = (0, 0)
         self._facts = facts = backend.facts
+        self._measured = backend if isinstance(backend, MeasuredBackend) else None
         end_start()
         self._counters.load_seconds = time.monotonic() - started
         _log.info(
@@ -217,7 +268,25 @@ class _Process:
                 "seconds": self._counters.load_seconds,
             },
         )
+        if self._measured is not None:
+            self._say_device(facts, self._measured.device_facts())
         return backend, draft
+
+    def _say_device(self, facts: BackendFacts, device: DeviceFacts) -> None:
+        _log.info(
+            "device ready",
+            extra={
+                "device": facts.device,
+                "rank": self._settings.rank,
+                "ranks": self._settings.tensor_parallel_size,
+                "weight_bytes": facts.weight_bytes,
+                "kv_cache_bytes": facts.kv_cache_bytes,
+                "num_host_blocks": facts.num_host_blocks,
+                "num_graphs": device.num_graphs,
+                "graph_bytes": device.graph_bytes,
+                "peak_memory_bytes": device.peak_memory_bytes,
+            },
+        )
 
     async def _watch(self) -> None:
         """SERVING while a scheduler has us and no step is stuck; a hung one ends the process."""
@@ -235,7 +304,13 @@ class _Process:
     def _stats(self) -> control_pb2.StatsResponse:
         return control_pb2.StatsResponse(
             process=process_stats(self._counters.watch.at(time.monotonic())),
-            executor=executor_stats(self._facts, self._counters, self._draft_facts),
+            executor=executor_stats(
+                self._facts,
+                self._counters,
+                self._draft_facts,
+                None if self._measured is None else self._measured.device_facts(),
+                (self._settings.rank, self._settings.tensor_parallel_size),
+            ),
         )
 
 

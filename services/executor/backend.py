@@ -1,19 +1,20 @@
 """What a device must offer to run a model: the interface between the executor's loop and its maths.
 
-To add a device (CUDA, Ascend): a module with a function like `cpu_backend.load_cpu_model` that
-returns something that fills `LoadedModel`, and a case in `load_model`. The loop owns sockets, rings
+To add a device (ROCm, Ascend): what fills `PipelinedBackend` (services/executor/device is the plan
+of a GPU, written against a `Device`), and a case in `open_backend`. The loop owns sockets, rings
 and slots; a backend owns weights, the KV cache and the forward pass, and knows nothing of requests.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from triptych.services.executor.activation_precision import ActivationDtype
+from triptych.services.executor.collectives import ALONE, Collectives
 from triptych.services.executor.device_inputs import DeviceInputs
 from triptych.services.executor.kv_budget import KvBudget, num_blocks_for
 from triptych.services.executor.memory_nodes import MemoryNode
@@ -41,7 +42,7 @@ class BackendOptions:
     `rank` of `tensor_parallel_size`; bytes of host memory for blocks (`swap_space`); the share of
     its memory that weights, cache and graphs may take; whether its numbers must not depend on what
     else is computed (`deterministic`); the numbers of rows that graphs are captured for (None: the
-    usual ones).
+    usual ones); the sequences and tokens of a step, that it makes room for.
     """
 
     device: Literal["cpu", "cuda", "emulated"] = "cpu"
@@ -65,6 +66,8 @@ class BackendOptions:
     gpu_memory_utilization: float = 0.9
     deterministic: bool = False
     capture_sizes: tuple[int, ...] | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ class LaunchedStep(Protocol):
         wanted are in place then. Any thread, once. Raises what went wrong on the device."""
 
 
+@runtime_checkable
 class PipelinedBackend(Backend, Protocol):
     """A device that draws tokens, and computes steps one after another as they are launched.
 
@@ -160,6 +164,29 @@ class PipelinedBackend(Backend, Protocol):
         (for all rows, where `device` has no samples). Raises StepInputsError, with nothing queued,
         when the inputs are out of range.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a device can say at any time of what it did and took.
+
+    `graph_bytes` of its memory are taken by `num_graphs` graphs; `peak_memory_bytes` is the most
+    that was taken at once. `blocks_stored` went to host memory, `blocks_loaded` came from there.
+    """
+
+    num_graphs: int = 0
+    graph_bytes: int = 0
+    peak_memory_bytes: int = 0
+    blocks_stored: int = 0
+    blocks_loaded: int = 0
+
+
+@runtime_checkable
+class MeasuredBackend(Protocol):
+    """A backend whose device can say more than its BackendFacts."""
+
+    def device_facts(self) -> DeviceFacts:
+        """As they are now. Any thread."""
 
 
 class LoadedModel(Protocol):
@@ -188,17 +215,17 @@ def _no_progress(done: int, total: int) -> None:
 def load_model(
     files: ModelFiles, options: BackendOptions, progress: Progress = _no_progress
 ) -> LoadedModel:
-    """Load a model onto a device; takes seconds. Raises StartupError when it cannot be run.
+    """Load a model into this machine's memory, to be opened beside others (a draft model); takes
+    seconds. Raises StartupError when it cannot be run.
 
     `progress` hears (bytes read, bytes in all) as weights load.
     """
-    match options.device:
-        case "cpu":
-            from triptych.services.executor.cpu_backend import load_cpu_model
+    refuse_misplaced(options)
+    if options.device != "cpu":
+        raise StartupError(f"speculative_model: for the CPU only, not for device {options.device}")
+    from triptych.services.executor.cpu_backend import load_cpu_model
 
-            return load_cpu_model(files, options, progress)
-        case _:
-            raise StartupError(f"device {options.device!r} is not supported (cpu is)")
+    return load_cpu_model(files, options, progress)
 
 
 def blocks_within(options: BackendOptions, max_model_len: int, block_bytes: int) -> int:
@@ -212,8 +239,47 @@ def blocks_within(options: BackendOptions, max_model_len: int, block_bytes: int)
 
 
 def open_backend(
-    files: ModelFiles, options: BackendOptions, progress: Progress = _no_progress
+    files: ModelFiles,
+    options: BackendOptions,
+    progress: Progress = _no_progress,
+    collectives: Collectives = ALONE,
 ) -> Backend:
-    """Load a model and give it all the blocks that the options pay for. As `load_model`."""
+    """Load a model and give it all the blocks that the options pay for. As `load_model`.
+
+    `collectives` join the ranks of `options.tensor_parallel_size`.
+    """
+    if options.device != "cpu":
+        refuse_misplaced(options)
+        # Loads torch: only where it is used.
+        from triptych.services.executor.device.backend import open_device_backend
+
+        return open_device_backend(files, options, progress, collectives)
     model = load_model(files, options, progress)
     return model.open(blocks_within(options, model.max_model_len, model.block_bytes))
+
+
+def refuse_misplaced(options: BackendOptions) -> None:
+    """Raise StartupError for what only makes sense on another kind of device."""
+    device = options.device
+    if device == "cpu":
+        misplaced = {
+            "executor_plan cudagraph": options.plan == "cudagraph",
+            f"tensor_parallel_size {options.tensor_parallel_size}": (
+                options.tensor_parallel_size > 1
+            ),
+            "swap_space": options.swap_space > 0,
+            "cudagraph_capture_sizes": options.capture_sizes is not None,
+        }
+    else:
+        misplaced = {
+            "executor_plan native": options.plan == "native",
+            "memory_utilization (gpu_memory_utilization is meant)": (
+                options.memory_utilization is not None
+            ),
+            f"cpu_isa {options.isa}": options.isa is not None,
+            f"activation_dtype {options.activation_dtype}": options.activation_dtype != "auto",
+        }
+    for what, given in misplaced.items():
+        if given:
+            where = "a GPU" if device == "cpu" else "the CPU"
+            raise StartupError(f"{what}: for {where} only, not for device {device}")

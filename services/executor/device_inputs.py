@@ -4,17 +4,22 @@ Numpy views into a slot of the step ring, as in step_inputs.
 """
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from triptych.engine_core.layout import (
     DEVICE_HEADER,
     DEVICE_HEADER_OFFSET,
+    MAX_SAMPLE_LOGPROBS,
     PREVIOUS_SAMPLE,
+    SAMPLE_COLUMNS,
     STEP_HEADER,
     StepLayout,
 )
 from triptych.services.executor.step_inputs import Ints, StepInputsError
+
+_LOGPROBS = SAMPLE_COLUMNS.index("logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,7 @@ class DeviceInputs:
     store_sources, store_targets, load_sources, load_targets; sample_rows [S], sample_params
     [S, len(SAMPLE_COLUMNS)], history_starts [S + 1], history_prompts [S], history; host_logits.
     Without samples `host_logits` is empty too, and every row of logits is for the host.
+    `vocabulary_size`: ids at or above are never drawn, nor counted.
     """
 
     store_sources: Ints
@@ -36,18 +42,24 @@ class DeviceInputs:
     history_prompts: Ints
     history: Ints
     host_logits: Ints
+    vocabulary_size: int
 
     @property
     def num_samples(self) -> int:
         """Samples of the step, those that the scheduler draws included; 0 where it draws all."""
         return len(self.sample_rows)
 
+    @property
+    def refers_back(self) -> bool:
+        """Whether some token of the histories is one that the step before drew."""
+        return bool(len(self.history) and self.history.min() <= PREVIOUS_SAMPLE)
+
     @classmethod
     def view(cls, slot: memoryview, layout: StepLayout) -> "DeviceInputs":
         """Look at a slot without copying. Raises StepInputsError when it contradicts the layout,
         or itself. Contents are checked by `check`."""
         step_id, _, _, num_logits, _ = STEP_HEADER.unpack_from(slot)
-        stores, loads, samples, history, host, _ = DEVICE_HEADER.unpack_from(
+        stores, loads, samples, history, host, vocabulary = DEVICE_HEADER.unpack_from(
             slot, DEVICE_HEADER_OFFSET
         )
         if not (
@@ -77,14 +89,16 @@ class DeviceInputs:
         arrays: dict[str, Ints] = {}
         for name, count in counts.items():
             offset, (_, *inner) = layout.arrays[name]
-            size = count * int(np.prod(inner, dtype=np.int64))
+            size = count * prod(inner)
             arrays[name] = np.frombuffer(slot, np.int32, size, offset).reshape(count, *inner)
-        inputs = cls(**arrays)
+        inputs = cls(**arrays, vocabulary_size=vocabulary)
         inputs._check_rows(step_id, num_logits)
         return inputs
 
     def _check_rows(self, step_id: int, num_logits: int) -> None:
         starts, host = self.history_starts, self.host_logits
+        if not len(starts) and len(self.history):
+            raise StepInputsError(f"step {step_id}: history of no sample")
         if len(starts) and (
             starts[0] != 0
             or starts[-1] != len(self.history)
@@ -96,6 +110,12 @@ class DeviceInputs:
         rows = self.sample_rows
         if len(rows) and (rows.min() < -1 or rows.max() >= num_logits):
             raise StepInputsError(f"step {step_id}: a sample of logits that are not in the step")
+        wanted = self.sample_params[:, _LOGPROBS]
+        if len(wanted) and (wanted.min() < -1 or wanted.max() > MAX_SAMPLE_LOGPROBS):
+            raise StepInputsError(
+                f"step {step_id}: {wanted.min()} to {wanted.max()} logprobs of a sample, "
+                f"{MAX_SAMPLE_LOGPROBS} are the most"
+            )
         if len(host) and (host[0] < 0 or host[-1] >= num_logits or (np.diff(host) < 1).any()):
             raise StepInputsError(f"step {step_id}: rows for the host do not ascend, or are none")
 

@@ -217,8 +217,10 @@ def group_roles(quantization: Quantization) -> tuple[str, ...]:
             return ("qweight", "qzeros", "scales")
         case "packed":
             roles = ["weight_packed", "weight_scale", "weight_shape"]
-        case "int8":
+        case "int8" | "float8":
             roles = ["weight", "weight_scale"]
+        case "float8_inverse":
+            roles = ["weight", "weight_scale_inv"]
     if not quantization.symmetric:
         roles.append("weight_zero_point")
     if quantization.act_order:

@@ -94,6 +94,13 @@ class GroupTensor:
             to,
         )
 
+    def groups(
+        self, start: int, stop: int
+    ) -> tuple[npt.NDArray[np.uint8], Floats, npt.NDArray[np.int32]]:
+        """Of rows [start, stop): unsigned codes [n, columns]; scales, zero points [n, groups]."""
+        rows = self._rows(start, stop)
+        return self.layout.codes(rows), self._finite_scales(rows), self.layout.zeros(rows)
+
     def values(self, start: int, stop: int) -> Floats:
         """Rows [start, stop) dequantised, float32 [stop - start, columns]; exact but for one
         rounding of scales that are float32."""

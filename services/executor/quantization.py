@@ -10,11 +10,11 @@ from typing import Literal
 
 from triptych.services.runtime.lifecycle import StartupError
 
-Storage = Literal["gptq", "awq", "packed", "int8"]
+Storage = Literal["gptq", "awq", "packed", "int8", "float8", "float8_inverse"]
 
 SUPPORTED = (
-    "gptq with 4 or 8 bits, awq with 4 bits in its gemm layout, and compressed-tensors "
-    "pack-quantized or int-quantized with 4 or 8 bits are"
+    "gptq with 4 or 8 bits, awq with 4 bits in its gemm layout, fp8 (e4m3), and compressed-tensors "
+    "pack-quantized or int-quantized with 4 or 8 bits, or float-quantized with 8, are"
 )
 
 _MAX_GROUP = 1 << 20
@@ -27,7 +27,8 @@ class Quantization:
     Which layers are is what the files say: one whose plain weight is there was not converted.
     `group_size`: columns of a group; None when it is a whole row. `zero_shift` is added to stored
     zero points. `symmetric`: there are none, and zero is the middle code. `act_order`: a table
-    says which group a column is of.
+    says which group a column is of. Of e4m3 floats ("float8", "float8_inverse": by what their
+    scales are called) `block`: rows and columns that share a scale; None: all columns do.
     """
 
     source: str
@@ -37,6 +38,7 @@ class Quantization:
     zero_shift: int = 0
     symmetric: bool = False
     act_order: bool = False
+    block: tuple[int, int] | None = None
 
     def refused(self, why: str) -> StartupError:
         """The error to raise when weights are not as the config says."""
@@ -61,6 +63,8 @@ def read_quantization(source: str, value: object) -> Quantization | None:
             return reader.awq()
         case "compressed-tensors":
             return reader.compressed_tensors()
+        case "fp8":
+            return reader.fp8()
         case other:
             raise StartupError(
                 f"{source}: quant_method {other!r:.60} is not supported ({SUPPORTED})"
@@ -107,8 +111,9 @@ class _Reader:
             raise self._unsupported("sparsity_config", sparsity)
         group, weights = self._only_group()
         stored = self._fields.get("format")
-        if stored not in ("pack-quantized", "int-quantized"):
+        if stored not in ("pack-quantized", "int-quantized", "float-quantized"):
             raise self._unsupported("format", stored)
+        floats = stored == "float-quantized"
         if group._fields.get("targets", ["Linear"]) != ["Linear"]:
             raise group._unsupported("targets", group._fields["targets"])
         for name in ("input_activations", "output_activations"):
@@ -116,10 +121,13 @@ class _Reader:
             # Rounding activations as they come is a way to compute; a stored scale is a number.
             if isinstance(scheme, dict) and scheme.get("dynamic") is not True:
                 raise group._unsupported(name, scheme)
-        if weights._fields.get("type", "int") != "int":
-            raise weights._unsupported("type", weights._fields["type"])
+        kind = weights._fields.get("type", "int")
+        if kind != ("float" if floats else "int"):
+            raise weights._unsupported("type", kind)
         if weights._flag("dynamic"):
             raise weights._unsupported("dynamic", True)
+        if floats:
+            return weights._float8()
         packed = stored == "pack-quantized"
         return Quantization(
             source=self._source,
@@ -129,6 +137,37 @@ class _Reader:
             symmetric=weights._flag("symmetric", default=True),
             act_order=weights._fields.get("actorder") in ("group", "dynamic"),
         )
+
+    def fp8(self) -> Quantization:
+        if self._fields.get("fmt", "e4m3") != "e4m3":
+            raise self._unsupported("fmt", self._fields["fmt"])
+        scheme = self._fields.get("activation_scheme", "dynamic")
+        if scheme != "dynamic":
+            raise self._unsupported("activation_scheme", scheme)
+        size = self._fields.get("weight_block_size")
+        block = None if size is None else self._block("weight_block_size")
+        storage: Storage = "float8" if block is None else "float8_inverse"
+        return Quantization(self._source, storage, 8, None, symmetric=True, block=block)
+
+    def _float8(self) -> Quantization:
+        """What a scheme of compressed-tensors says of floats."""
+        self._bits("num_bits", (8,))
+        if not self._flag("symmetric", default=True):
+            raise self._unsupported("symmetric", False)
+        strategy = self._fields.get("strategy")
+        if strategy not in ("tensor", "channel", "block"):
+            raise self._unsupported("strategy", strategy)
+        block = self._block("block_structure") if strategy == "block" else None
+        return Quantization(self._source, "float8", 8, None, symmetric=True, block=block)
+
+    def _block(self, key: str) -> tuple[int, int]:
+        match self._fields.get(key):
+            case [int(rows), int(columns)] if (
+                min(rows, columns) >= 1 and max(rows, columns) <= _MAX_GROUP
+            ):
+                return rows, columns
+            case other:
+                raise self._unsupported(key, other)
 
     def _only_group(self) -> tuple["_Reader", "_Reader"]:
         """The one scheme that all layers follow, and what it says of weights."""

@@ -22,7 +22,7 @@ Bits = Literal[4, 8]
 
 GROUP = 32
 _TYPES: dict[Bits, int] = {4: 256 + (1 << 16), 8: 257 + (1 << 16)}  # as the kernels number them
-_EDGES = ("model.embed_tokens.weight", "lm_head.weight")
+EDGES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def round_rows(name: str, weights: Floats, bits: Bits) -> RoundedGroups:
 
 def bits_of(parameter: str, rounding: Rounding) -> Bits:
     """How many bits a matrix is rounded to."""
-    return 8 if rounding == "int8" or parameter in _EDGES else 4
+    return 8 if rounding == "int8" or parameter in EDGES else 4
 
 
 def check_rounding(config: ModelConfig, rounding: Rounding) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from triptych.services.executor.float8_tensor import Float8Tensor, float8_tensor
 from triptych.services.executor.group_tensor import GroupTensor, group_tensor
 from triptych.services.executor.hf_config import read_hf_config
 from triptych.services.executor.model_config import ModelConfig
@@ -44,14 +45,19 @@ class SafetensorsRawWeights:
             if array.floats(array.values).any():
                 raise self._config.refused(f"the model has no bias {name}, which is not zero")
 
-    def tensor(self, parameter: str, shape: tuple[int, ...]) -> RawTensor | GroupTensor:
+    def tensor(
+        self, parameter: str, shape: tuple[int, ...]
+    ) -> RawTensor | GroupTensor | Float8Tensor:
         """As `RawWeights.tensor`."""
         layer = self._files.quantized_layer(parameter)
         if layer is not None and len(shape) == 2:
-            assert self._config.quantization is not None
+            quantization = self._config.quantization
+            assert quantization is not None
             arrays = {role: self._array(name) for role, name in layer.items()}
-            module = parameter.removesuffix(".weight")
-            return group_tensor(self._config.quantization, module, (shape[0], shape[1]), arrays)
+            module, size = parameter.removesuffix(".weight"), (shape[0], shape[1])
+            if quantization.storage in ("float8", "float8_inverse"):
+                return float8_tensor(quantization, module, size, arrays)
+            return group_tensor(quantization, module, size, arrays)
         array = self._array(self._files.stored_name(parameter)).check(FLOAT_DTYPES, shape)
         return RawTensor(
             name=array.name,

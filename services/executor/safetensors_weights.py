@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from triptych.services.executor.float8_tensor import Float8Tensor
 from triptych.services.executor.group_tensor import GroupTensor
 from triptych.services.executor.hf_config import read_hf_config
 from triptych.services.executor.model_config import ModelConfig
@@ -87,7 +88,7 @@ class SafetensorsWeights:
 def _dequantize(source: SafetensorsRawWeights, parameter: str, out: torch.Tensor) -> None:
     """Fill a parameter [rows, columns] from its quantised layer."""
     tensor = source.tensor(parameter, tuple(out.shape))
-    assert isinstance(tensor, GroupTensor)
+    assert isinstance(tensor, GroupTensor | Float8Tensor)
     for start, stop in tensor.parts():
         out[start:stop].copy_(torch.from_numpy(tensor.values(start, stop)))
     tensor.release(tensor.rows)

@@ -50,11 +50,14 @@ class Session:
         self,
         channel: Channel,
         connection: FdConnection,
-        rings: tuple[StepRing, LogitsRing],
+        rings: tuple[StepRing, LogitsRing | None],
         epoch: int,
     ) -> None:
+        """`rings`: to read steps from, and to write logits to; None where another rank writes."""
         self.epoch = epoch
         self.step_ring, self.logits_ring = rings
+        self.taken: Callable[[int], None] = lambda _step_id: None
+        """Told of each step before it is computed."""
         self._channel = channel
         self._connection = connection
 
@@ -74,6 +77,7 @@ class Session:
                 ready = self._receive()
                 if ready is None:
                     return
+                self.taken(ready.step_id)
                 yield ready
 
     def _receive(self) -> stage_pb2.StepReady | None:
@@ -97,8 +101,8 @@ class Session:
         """Let go of sockets and rings; False when somebody still holds views into a ring."""
         self._connection.close()
         self._channel.close()
-        closed = [self.step_ring.close(), self.logits_ring.close()]
-        return all(closed)
+        closed = self.step_ring.close()
+        return (self.logits_ring is None or self.logits_ring.close()) and closed
 
 
 class SchedulerLink:
@@ -149,7 +153,7 @@ class SchedulerLink:
     def _exchange(self, channel: Channel, welcome: stage_pb2.ExecutorWelcome) -> Session | None:
         facts, epoch = self._hello.model, welcome.epoch
         try:
-            logits_ring = LogitsRing.create(logits_layout(facts, welcome), epoch)
+            logits_ring = LogitsRing.create(logits_layout(facts, welcome, self._hello.rank), epoch)
         except RingError as error:
             raise StartupError(str(error)) from error
         try:
@@ -169,7 +173,10 @@ class SchedulerLink:
             connection.close()
             logits_ring.close()
             return None
-        return Session(channel, connection, (step_ring, logits_ring), epoch)
+        if self._hello.rank == 0:
+            return Session(channel, connection, (step_ring, logits_ring), epoch)
+        logits_ring.close()
+        return Session(channel, connection, (step_ring, None), epoch)
 
 
 class Beats:

@@ -6,13 +6,14 @@ from pydantic import Field, model_validator
 
 from triptych.services.runtime.settings import (
     Bytes,
+    StepSizeSettings,
     StepWatchSettings,
     default_weight_cache,
     flag,
 )
 
 
-class ExecutorSettings(StepWatchSettings):
+class ExecutorSettings(StepSizeSettings, StepWatchSettings):
     """What the executor process is told."""
 
     model: str = Field(
@@ -175,6 +176,15 @@ class ExecutorSettings(StepWatchSettings):
             raise ValueError(
                 f"rank: {self.rank} must be below tensor_parallel_size "
                 f"({self.tensor_parallel_size})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_have_devices(self) -> Self:
+        if self.tensor_parallel_size > 1 and self.device == "cpu":
+            raise ValueError(
+                f"tensor_parallel_size: {self.tensor_parallel_size} ranks need --device cuda (or "
+                "--device emulated, to try them without GPUs); on the CPU one process has all cores"
             )
         return self
 

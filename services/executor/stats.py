@@ -4,7 +4,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from triptych.services.executor.backend import BackendFacts
+from triptych.services.executor.backend import BackendFacts, DeviceFacts
 from triptych.services.runtime.activity import Watch
 from triptych.v1 import control_pb2, stage_pb2
 
@@ -48,9 +48,14 @@ class Counters:
 
 
 def executor_stats(
-    facts: BackendFacts | None, counters: Counters, draft: BackendFacts | None = None
+    facts: BackendFacts | None,
+    counters: Counters,
+    draft: BackendFacts | None = None,
+    device: DeviceFacts | None = None,
+    ranks: tuple[int, int] = (0, 1),
 ) -> control_pb2.ExecutorStats:
-    """The message; without facts (the weights still load) only the totals are set."""
+    """The message; without facts (the weights still load) only totals and ranks (which of how many
+    this is) are set."""
     stats = control_pb2.ExecutorStats(
         steps_total=counters.steps,
         step_seconds_total=counters.step_seconds,
@@ -61,6 +66,8 @@ def executor_stats(
         recent_step_seconds=counters.recent.copy(),
         draft_tokens_total=counters.draft_tokens,
         draft_seconds_total=counters.draft_seconds,
+        rank=ranks[0],
+        tensor_parallel_size=ranks[1],
     )
     if facts is not None:
         stats.device = facts.device
@@ -75,6 +82,13 @@ def executor_stats(
         stats.block_size = facts.block_size
         stats.max_model_len = facts.max_model_len
         stats.vocabulary_size = facts.vocabulary_size
+        stats.num_host_blocks = facts.num_host_blocks
+    if device is not None:
+        stats.num_graphs = device.num_graphs
+        stats.graph_bytes = device.graph_bytes
+        stats.peak_memory_bytes = device.peak_memory_bytes
+        stats.blocks_stored_total = device.blocks_stored
+        stats.blocks_loaded_total = device.blocks_loaded
     if draft is not None:
         stats.draft_model = draft.model
         stats.draft_plan = draft.plan

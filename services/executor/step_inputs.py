@@ -1,11 +1,12 @@
 """The inputs of a step where they stand: numpy views into a slot of the step ring."""
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from triptych.engine_core.layout import STEP_HEADER, StepLayout
+from triptych.engine_core.layout import PREVIOUS_SAMPLE, STEP_HEADER, StepLayout
 
 Ints = npt.NDArray[np.int32]
 
@@ -50,6 +51,11 @@ class StepInputs:
         """Rows of logits to write."""
         return len(self.logits_tokens)
 
+    @property
+    def refers_back(self) -> bool:
+        """Whether some token is one that the step before drew."""
+        return bool(self.token_ids.min() <= PREVIOUS_SAMPLE)
+
     @classmethod
     def view(cls, slot: memoryview, layout: StepLayout) -> "StepInputs":
         """Look at a slot (`layout.slot_bytes` bytes) without copying.
@@ -87,7 +93,7 @@ class StepInputs:
         arrays: dict[str, Ints] = {}
         for name, count in counts.items():
             offset, (_, *inner) = layout.arrays[name]
-            size = count * int(np.prod(inner, dtype=np.int64))
+            size = count * prod(inner)
             arrays[name] = np.frombuffer(slot, np.int32, size, offset).reshape(count, *inner)
         inputs = cls(step_id=step_id, **arrays)
         inputs._check_rows()
@@ -112,14 +118,27 @@ class StepInputs:
             raise StepInputsError(f"{self.num_logits} rows of logits, there is room for {num_rows}")
 
     def check(
-        self, *, vocabulary_size: int, max_model_len: int, num_blocks: int, block_size: int
+        self,
+        *,
+        vocabulary_size: int,
+        max_model_len: int,
+        num_blocks: int,
+        block_size: int,
+        previous_samples: int = 0,
     ) -> None:
         """Raise StepInputsError when an id is out of the model's or the cache's range.
 
-        An id out of range would read or overwrite memory that is no one's.
+        An id out of range would read or overwrite memory that is no one's. `previous_samples`: how
+        many the step before had, where its tokens may be referred to; 0 where they may not.
         """
+        token_ids = self.token_ids
+        if previous_samples:
+            referred = (token_ids <= PREVIOUS_SAMPLE) & (
+                token_ids > PREVIOUS_SAMPLE - previous_samples
+            )
+            token_ids = np.where(referred, np.int32(0), token_ids)
         bounds = (
-            ("token id", self.token_ids, vocabulary_size),
+            ("token id", token_ids, vocabulary_size),
             ("position", self.positions, max_model_len),
             ("slot", self.slots, num_blocks * block_size),
         )

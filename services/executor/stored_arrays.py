@@ -20,6 +20,7 @@ _DTYPES: dict[str, type[np.generic]] = {
     "F32": np.float32,
     "F16": np.float16,
     "BF16": np.uint16,  # its bits
+    "F8_E4M3": np.uint8,  # likewise
     "I8": np.int8,
     "I32": np.int32,
     "I64": np.int64,

@@ -3,6 +3,7 @@
 It reads no clock: times come in, monotonic, in seconds.
 """
 
+import threading
 from dataclasses import dataclass
 
 from triptych.v1 import stage_pb2
@@ -46,41 +47,47 @@ class _State:
 
 
 class Watch:
-    """Told of steps and of work by one thread; any thread may ask."""
+    """Any thread may tell it of steps and of work, and ask. Steps are made one after another."""
 
     def __init__(self, timeout: float) -> None:
         """With work for `timeout` seconds in which no step ends, the process is stuck."""
         self._timeout = timeout
         self._state = _State()  # replaced as a whole, so that readers need no lock
+        self._lock = threading.Lock()  # of those that tell
 
     def work(self, waits: bool, now: float) -> None:
         """Say whether anything waits or runs, beside the steps in flight. Of a process whose
         steps are all the work that it knows this is never told."""
-        state = self._state
-        if waits == state.waits:  # at nearly every turn
+        if waits == self._state.waits:  # at nearly every turn
             return
-        progress = now if state.idle and waits else state.progress
-        self._state = _State(state.begun, waits, progress)
+        with self._lock:
+            state = self._state
+            progress = now if state.idle and waits else state.progress
+            self._state = _State(state.begun, waits, progress)
 
     def step_began(self, now: float) -> None:
-        """A step is being made from now on."""
-        state = self._state
-        progress = now if state.idle else state.progress
-        self._state = _State((*state.begun, now), state.waits, progress)
+        """A step is being made from now on, or as soon as those before it are."""
+        with self._lock:
+            state = self._state
+            progress = now if state.idle else state.progress
+            self._state = _State((*state.begun, now), state.waits, progress)
 
     def step_ended(self, now: float) -> None:
-        """The oldest step is made: that is progress."""
-        state = self._state
-        self._state = _State(state.begun[1:], state.waits, now)
+        """The oldest step is made: that is progress, and the one behind it begins now."""
+        with self._lock:
+            state = self._state
+            begun = (now, *state.begun[2:]) if len(state.begun) > 1 else ()
+            self._state = _State(begun, state.waits, now)
 
     def steps_lost(self) -> None:
         """The steps in flight will not end: no progress."""
-        state = self._state
-        self._state = _State((), state.waits, state.progress)
+        with self._lock:
+            state = self._state
+            self._state = _State((), state.waits, state.progress)
 
     @property
     def oldest_step(self) -> float | None:
-        """When the oldest of the steps in flight began; None while there is none."""
+        """When the oldest of the steps in flight could begin; None while there is none."""
         begun = self._state.begun
         return begun[0] if begun else None
 

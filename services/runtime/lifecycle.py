@@ -15,6 +15,8 @@ EXIT_FAILED = 1
 EXIT_STARTUP = 2
 EXIT_HUNG = 70
 """Of a process that found itself hung: a step took longer than step_timeout."""
+EXIT_GROUP = 71
+"""Of an executor that ended only because another rank of its group had: it is not to blame."""
 
 _PR_SET_PDEATHSIG = 1
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -67,6 +67,11 @@ class RunDir:
         """Unix SOCK_SEQPACKET socket bound by the scheduler; ring descriptors cross it."""
         return self.path / "executor.fds"
 
+    @property
+    def executor_group(self) -> Path:
+        """Unix SOCK_SEQPACKET socket bound by rank 0 of several executors, until all are there."""
+        return self.path / "executor-group.sock"
+
     def control_socket(self, name: str) -> Path:
         """Socket of a process's control endpoint; the gRPC target is `unix:` + this path."""
         return self.path / f"{name}.control.sock"

@@ -168,6 +168,25 @@ class StepWatchSettings(HeartbeatSettings):
     )
 
 
+class StepSizeSettings(Settings):
+    """What bounds a step: for who plans it, and for who makes room for it."""
+
+    max_num_seqs: int = Field(
+        default=64,
+        ge=1,
+        le=4096,
+        description="sequences in one step",
+        json_schema_extra=flag("Scheduling", unit="sequences"),
+    )
+    max_num_batched_tokens: int = Field(
+        default=512,
+        ge=1,
+        le=1 << 20,
+        description="tokens computed in one step; longer prompts are prefilled in chunks",
+        json_schema_extra=flag("Scheduling", unit="tokens"),
+    )
+
+
 # Every key that some process of the engine knows. The processes' own types cannot be imported from
 # here (imports point down); tests/unit/test_settings.py keeps this list equal to their union.
 ENGINE_KEYS = frozenset(
@@ -187,7 +206,7 @@ ENGINE_KEYS = frozenset(
         *("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "engine_impl", "num_slots"),
         *("max_num_logits", "long_prefill_token_threshold", "scheduling_policy", "watermark"),
         *("enable_prefix_caching", "queue_timeout", "request_timeout"),
-        *("logprobs_mode", "logits_processors"),
+        *("logprobs_mode", "logits_processors", "async_scheduling"),
         *("structured_output_cache", "structured_output_cache_bytes"),
         "structured_output_timeout",
         *("speculative_method", "num_speculative_tokens", "max_num_draft_tokens"),
@@ -292,6 +311,7 @@ __all__ = [
     "LogLevel",
     "Names",
     "Settings",
+    "StepSizeSettings",
     "StepWatchSettings",
     "Values",
     "default_run_dir",

@@ -9,6 +9,9 @@ _CONTROL_SUFFIX = ".control.sock"
 _WORDS_SUFFIX = ".end"
 _SCHEDULER = "scheduler"
 _ITS_SOCKETS = ("scheduler.zmq", "executor.zmq", "executor.fds")
+_FIRST_RANK = "executor-0"
+_GROUP_SOCKET = "executor-group.sock"
+_MEETING_SUFFIX = ".meeting"
 
 
 def remove_stale(run_dir: RunDir) -> list[str]:
@@ -46,9 +49,11 @@ def remove_stale_of(run_dir: RunDir, role: str, paths: list[Path] | None = None)
 
 
 def _role(path: Path) -> str | None:
-    """Whose file it is; None when it is no socket and no last words."""
+    """Whose file it is; None when it is no socket, no last words, no ranks' meeting."""
     if path.name.endswith(_WORDS_SUFFIX):
         return path.name.removesuffix(_WORDS_SUFFIX)
+    if path.name.endswith(_MEETING_SUFFIX) or path.name == _GROUP_SOCKET:
+        return _FIRST_RANK
     if not path.is_socket():
         return None
     if path.name.endswith(_CONTROL_SUFFIX):

@@ -48,10 +48,11 @@ def build_core(
 def _new_batch(
     settings: SchedulerSettings, facts: stage_pb2.ModelFacts, layout: StepLayout
 ) -> Batch:
-    caching = settings.enable_prefix_caching
+    caching, host_blocks = settings.enable_prefix_caching, facts.num_host_blocks
     if settings.engine_impl == "python":
-        return PythonBatch(facts.num_blocks, facts.block_size, layout, caching)
+        return PythonBatch(facts.num_blocks, facts.block_size, layout, caching, host_blocks)
     from triptych.kernels.core import Batch as NativeBatch
 
     # Its values are named tuples of its own, of the same shape: kernels do not know engine_core.
-    return cast(Batch, NativeBatch(facts.num_blocks, facts.block_size, layout, caching))
+    native = NativeBatch(facts.num_blocks, facts.block_size, layout, caching, host_blocks)
+    return cast(Batch, native)

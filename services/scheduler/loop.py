@@ -3,7 +3,7 @@
 It owns the core and all sockets; other threads see snapshots only. It blocks in one poll over all
 peers and never spins, so a Submit or an Abort is taken in while the executor computes. When a step
 is done the next one is dispatched first, its results are sent while the executor is busy again, and
-then the grammars' masks for it are computed.
+then the grammars' masks for it are computed. What an executor gets ahead of that is in steps.py.
 """
 
 import logging
@@ -23,6 +23,7 @@ from triptych.services.runtime.activity import Seen, Watch
 from triptych.services.runtime.run_dir import RunDir
 from triptych.services.runtime.silence import ListeningClock
 from triptych.services.scheduler.build import build_core, longest_sequence
+from triptych.services.scheduler.device_sampling import DeviceSampling
 from triptych.services.scheduler.drafters import build_drafter
 from triptych.services.scheduler.executor_link import ExecutorJoined, ExecutorLink, ExecutorLost
 from triptych.services.scheduler.grammar_compiler import GrammarCompiler
@@ -47,6 +48,7 @@ from triptych.services.scheduler.tokenizer_link import (
 )
 from triptych.services.transport.channel import wake_descriptor
 from triptych.services.transport.ring_layouts import step_layout
+from triptych.services.transport.rings import SlotPool
 from triptych.services.transport.vocabulary import Vocabulary
 from triptych.v1 import stage_pb2
 
@@ -109,11 +111,13 @@ class StepLoop:
         self._watch = Watch(timeout)
         self._steps = Steps(
             self._executor,
-            settings.num_slots,
+            SlotPool(settings.num_slots),
             self._counters,
             self._outbox,
             self._watch,
             self._listened,
+            # Who guesses has to know the tokens.
+            ahead=settings.async_scheduling and settings.speculative_method == "off",
         )
         self._facts: stage_pb2.ModelFacts | None = None
         self._next_tick = 0.0
@@ -238,23 +242,24 @@ class StepLoop:
         self, event: ExecutorJoined | ExecutorLost | stage_pb2.StepDone | stage_pb2.StepFailed
     ) -> None:
         match event:
-            case ExecutorJoined(facts):
-                self._join(facts)
+            case ExecutorJoined(facts, welcome):
+                self._join(facts, welcome)
             case ExecutorLost(reason):
                 self._lose(reason)
             case stage_pb2.StepDone():
-                self._finish_step(event)
+                self._break_with(self._steps.finish(event))
+                self._steps.dispatch()  # the next step before all else: the executor waits
             case stage_pb2.StepFailed():
-                self._steps.fail(event)
+                self._break_with(self._steps.fail(event))
 
-    def _finish_step(self, done: stage_pb2.StepDone) -> None:
-        wrong = self._steps.finish(done)
+    def _break_with(self, wrong: str | None) -> None:
+        """With an executor whose word was wrong; None: it was right."""
         if wrong is not None:
             self._lose(self._executor.drop(wrong).reason)
-        self._steps.dispatch()  # the next step before all else: the executor waits
 
-    def _join(self, facts: stage_pb2.ModelFacts) -> None:
-        before, self._facts = self._facts, facts
+    def _join(self, facts: stage_pb2.ModelFacts, welcome: stage_pb2.ExecutorWelcome) -> None:
+        before = (self._facts, self._rings)
+        self._facts, self._rings = facts, welcome
         self._next_tick = 0.0  # beats tell the tokenizers at once
         self._watch.work(False, self._listened())  # what waits does so for steps from now on
         _log.info(
@@ -262,10 +267,10 @@ class StepLoop:
             extra={"num_blocks": facts.num_blocks, "block_size": facts.block_size},
         )
         core = self._steps.core
-        if core is None or before is None or before.num_blocks == facts.num_blocks:
+        if core is None or before == (facts, welcome):
             return
-        # Another pool: the sequences go on in a new core, from their tokens. What has been sampled
-        # must be sent first, because the tokens sent are what they go on from.
+        # Another pool, or other rings: the sequences go on in a new core, from their tokens. What
+        # has been sampled must be sent first, because the tokens sent are what they go on from.
         self._emit()
         self._totals_before = totals_of(core, self._totals_before)
         vocabulary_size = self._tokenizers.vocabulary_size
@@ -279,13 +284,15 @@ class StepLoop:
     def _serve(self, facts: stage_pb2.ModelFacts, vocabulary_size: int) -> Scheduler:
         """With an empty core for this pool from now on."""
         layout = step_layout(facts, self._rings)
+        processed = self._settings.logprobs_mode == "processed_logprobs"
         kernels = new_sampler(
-            self._settings.engine_impl,
-            vocabulary_size,
-            processed_logprobs=self._settings.logprobs_mode == "processed_logprobs",
+            self._settings.engine_impl, vocabulary_size, processed_logprobs=processed
         )
         drafter = build_drafter(self._settings)
-        sampler = StepSampler(kernels, self._processors, self._grammars, drafter)
+        device = None
+        if layout.max_samples:
+            device = DeviceSampling(layout, vocabulary_size, processed_logprobs=processed)
+        sampler = StepSampler(kernels, self._processors, self._grammars, drafter, device)
         before = self._steps.core
         suspects = None if before is None else before.suspects  # the same choices go on
         core = build_core(self._settings, facts, layout, vocabulary_size, sampler, suspects)

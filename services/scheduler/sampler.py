@@ -15,6 +15,7 @@ from triptych.kernels.sampler_params import (
     SamplerProtocol,
     TokenLogprobs,
 )
+from triptych.services.scheduler.device_sampling import DeviceSampling
 from triptych.services.scheduler.grammar_state import GrammarSource
 from triptych.services.scheduler.logits_processors import (
     ProcessorFactory,
@@ -56,8 +57,11 @@ class StepSampler:
         factories: Mapping[str, ProcessorFactory],
         grammars: GrammarSource | None = None,
         drafter: Drafter | None = None,
+        device: DeviceSampling | None = None,
     ) -> None:
+        """`device`: what an executor's device needs that draws tokens itself."""
         self._sampler = sampler
+        self.device = device
         self._processors = RunningProcessors(factories)
         self._grammars = RunningGrammars(grammars) if grammars is not None else None
         self._drafter = drafter
@@ -93,6 +97,8 @@ class StepSampler:
         """A sequence runs, with these tokens."""
         self._sampler.open(sequence_id, _sampler_params(params, choice), prompt_ids, output_ids)
         self._params[sequence_id] = params
+        if self.device is not None:
+            self.device.open(sequence_id, params, choice, prompt_ids, output_ids)
         if params.grammar:
             assert self._grammars is not None, "checked before: a grammar is never left out"
             self._grammars.open(sequence_id, params, output_ids)
@@ -111,6 +117,8 @@ class StepSampler:
 
     def append(self, sequence_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """One more output token for each; several for one that had drafts, in order."""
+        if self.device is not None:
+            self.device.append(sequence_ids, token_ids)
         if self._drafter is not None:
             self._drafter.append(sequence_ids, token_ids)
         if self._grammars:
@@ -143,6 +151,8 @@ class StepSampler:
     def close(self, sequence_id: int) -> None:
         """A sequence runs no more."""
         self._sampler.close(sequence_id)
+        if self.device is not None:
+            self.device.close(sequence_id)
         del self._params[sequence_id]
         self._ahead.pop(sequence_id, None)
         self._guessed_for.pop(sequence_id, None)

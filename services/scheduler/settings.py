@@ -4,26 +4,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from triptych.services.runtime.settings import Bytes, Settings, StepWatchSettings, flag
+from triptych.services.runtime.settings import Bytes, StepSizeSettings, StepWatchSettings, flag
 
 
-class SchedulingSettings(Settings):
+class SchedulingSettings(StepSizeSettings):
     """Who runs when: what a scheduler and a simulation of one are told alike."""
 
-    max_num_seqs: int = Field(
-        default=64,
-        ge=1,
-        le=4096,
-        description="sequences in one step",
-        json_schema_extra=flag("Scheduling", unit="sequences"),
-    )
-    max_num_batched_tokens: int = Field(
-        default=512,
-        ge=1,
-        le=1 << 20,
-        description="tokens computed in one step; longer prompts are prefilled in chunks",
-        json_schema_extra=flag("Scheduling", unit="tokens"),
-    )
     max_num_waiting: int = Field(
         default=1024,
         ge=1,
@@ -119,6 +105,12 @@ class SchedulerSettings(SchedulingSettings, StepWatchSettings):
         le=16,
         description="steps that the shared-memory rings hold",
         json_schema_extra=flag("Scheduling", unit="slots"),
+    )
+    async_scheduling: bool = Field(
+        default=True,
+        description="send a step while the one before it is computed, where the executor draws "
+        "tokens (a GPU)",
+        json_schema_extra=flag("Scheduling"),
     )
     structured_output_cache: int = Field(
         default=128,

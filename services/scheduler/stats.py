@@ -50,6 +50,10 @@ class Counters:
     choices_fatal: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    steps_ahead: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    wasted_tokens: int = 0
     times: StepSeconds = field(default_factory=StepSeconds)
 
 
@@ -115,6 +119,10 @@ def scheduler_stats(
         choices_suspected=len(core.suspects) if core else 0,
         draft_tokens_total=counters.draft_tokens,
         accepted_draft_tokens_total=counters.accepted_draft_tokens,
+        steps_ahead_total=counters.steps_ahead,
+        device_tokens_total=counters.device_tokens,
+        host_tokens_total=counters.host_tokens,
+        wasted_tokens_total=counters.wasted_tokens,
         step_times=counters.times.message(),
     )
 

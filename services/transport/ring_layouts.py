@@ -21,8 +21,13 @@ def step_layout(facts: stage_pb2.ModelFacts, welcome: stage_pb2.ExecutorWelcome)
     )
 
 
-def logits_layout(facts: stage_pb2.ModelFacts, welcome: stage_pb2.ExecutorWelcome) -> LogitsLayout:
-    """The logits ring between the same two."""
+def logits_layout(
+    facts: stage_pb2.ModelFacts, welcome: stage_pb2.ExecutorWelcome, rank: int = 0
+) -> LogitsLayout:
+    """The logits ring between the same two. Only rank 0 has logits; another one's ring is as small
+    as a ring can be."""
+    if rank > 0:
+        return LogitsLayout(num_slots=1, max_logits=1, vocabulary_size=1)
     return LogitsLayout(
         num_slots=welcome.num_slots,
         max_logits=welcome.max_logits,

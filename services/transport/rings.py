@@ -159,6 +159,16 @@ class StepRing:
         """The descriptor to hand to the reader."""
         return self._region.fd
 
+    @property
+    def memory(self) -> memoryview:
+        """The whole mapping, from a page border on; to be let go of before `close`."""
+        return memoryview(self._region.mapping)
+
+    @property
+    def inode(self) -> int:
+        """The same for all that map this ring, and of no other ring that is mapped."""
+        return os.fstat(self._region.fd).st_ino
+
     def slot(self, slot: int) -> memoryview:
         """All bytes of a slot: uint8 [slot_bytes], writable for the creator only."""
         if self._region.closed:
@@ -210,6 +220,11 @@ class LogitsRing:
     def fd(self) -> int:
         """The descriptor to hand to the reader."""
         return self._region.fd
+
+    @property
+    def memory(self) -> memoryview:
+        """The whole mapping, from a page border on; to be let go of before `close`."""
+        return memoryview(self._region.mapping)
 
     def logits(self, slot: int) -> LogitsView:
         """Float32 [max_logits, vocabulary_size], in place; writable for the creator only."""

@@ -1,5 +1,6 @@
-"""A Llama with Gemma 2's soft caps: both plans against transformers' own capped attention."""
+"""A Llama with Gemma 2's soft caps: every plan against transformers' own capped attention."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,14 @@ AttentionInterface.register("capped", capped_forward)
 AttentionMaskInterface.register("capped", eager_mask)
 
 
-@pytest.mark.parametrize("plan", ["eager", "native"])
+PLANS: dict[str, BackendOptions] = {
+    "eager": BackendOptions(plan="eager"),
+    "native": BackendOptions(plan="native"),
+    "cudagraph": BackendOptions(plan="cudagraph", device="emulated", max_num_seqs=2),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("form", ["folder", "gguf"])
 def test_soft_caps(plan: str, form: str, tmp_path: Path) -> None:
     caps: dict[str, object] = {
@@ -53,10 +61,7 @@ def test_soft_caps(plan: str, form: str, tmp_path: Path) -> None:
     tokens = np.random.default_rng().integers(0, 96, 70).tolist()
     plain = reference_logits(model, tokens)
     expected = LOGITS * np.tanh(plain / LOGITS)
-    options = BackendOptions(
-        plan="eager" if plan == "eager" else "native", kv_cache_dtype="float32",
-        kv_cache_memory=1 << 21, threads=2,
-    )  # fmt: skip
+    options = replace(PLANS[plan], kv_cache_dtype="float32", kv_cache_memory=1 << 21, threads=2)
     backend = open_backend(resolve_model(str(path)), options)
     assert backend.facts.plan == plan
     driver, sequence = StepDriver(backend), DrivenSequence()

@@ -239,6 +239,9 @@ def test_metrics_of_both_processes(client: openai.OpenAI, engine: Engine) -> Non
     figures = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
     label = '{model_name="tiny"}'
     assert float(figures[f"triptych:generation_tokens_total{label}"]) >= before + 5
+    assert float(figures[f"triptych:host_tokens_total{label}"]) >= before + 5
+    for name in ("device_tokens", "engine_steps_ahead", "wasted_tokens"):  # of a GPU
+        assert float(figures[f"triptych:{name}_total{label}"]) == 0.0
     assert float(figures[f"triptych:kv_cache_usage_perc{label}"]) == 0.0
     assert float(figures[f"triptych:num_requests_running{label}"]) == 0.0
 

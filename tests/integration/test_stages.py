@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stub_children import QUICK, gone, lives, stopped, stub_spec, supervise, until
+from stub_children import QUICK, WAIT, gone, lives, stopped, stub_spec, supervise, until
 from triptych.services.cli.child import Child
 from triptych.services.cli.restart_policy import RestartRules
 from triptych.services.cli.stage import CRASH_LOOP, READY, STARTING, STOPPED
@@ -267,3 +267,62 @@ def test_a_stop_ends_an_operation_that_has_replaced_half(tmp_path: Path) -> None
     tasks: list[asyncio.Task[str | None]] = []
     assert supervise(tmp_path, {"a": "run", "b": "run"}, operate) == 0
     assert isinstance(tasks[0].exception(), Busy)
+
+
+def test_whoever_ends_because_another_did_is_in_no_crash_loop(tmp_path: Path) -> None:
+    limits = replace(QUICK, restarts=RestartRules(max_restarts=2, window=60.0, longest_delay=WAIT))
+    ends = 5
+
+    async def drag(supervisor: Supervisor, stop: asyncio.Event) -> None:
+        stage = supervisor.stage("a")
+        for count in range(1, ends + 1):
+            (tmp_path / "culprit").touch()
+            await until(lambda: lives(tmp_path, "a") == count + 1)  # noqa: B023  # awaited here
+            await until(lambda: stage.state == READY)
+        assert stage.restarts_total == ends
+        assert stage.last_end == "exited with code 71"
+        stop.set()
+
+    seen: list[str] = []
+    assert supervise(tmp_path, {"a": "follow"}, drag, limits, seen) == 0
+    assert not [line for line in seen if "CRASH_LOOP" in line]
+
+
+def test_at_the_start_the_culprit_ends_the_engine(tmp_path: Path) -> None:
+    assert supervise(tmp_path, {"a": "exit71", "b": "exit5"}) == 5
+
+
+def test_children_of_one_service_are_operated_on_together(tmp_path: Path) -> None:
+    async def operate(supervisor: Supervisor, stop: asyncio.Event) -> None:
+        before = supervisor.pids
+        assert await supervisor.renew("e-1") is None
+        assert supervisor.pids["t"] == before["t"]
+        assert not {before["e-0"], before["e-1"]} & {*supervisor.pids.values()}
+        before = supervisor.pids
+        await supervisor.halt("e-0", "no longer wanted")
+        assert supervisor.pids == {"t": before["t"]}
+        states = {stage.name: stage.state for stage in supervisor.states().stages}
+        assert states == {"t": READY, "e-0": STOPPED, "e-1": STOPPED}
+        assert await supervisor.start_again("e-0") is None
+        assert len(supervisor.pids) == 3
+        stop.set()
+
+    assert supervise(tmp_path, {"t": "run", "e-0": "run", "e-1": "run"}, operate) == 0
+
+
+def test_children_of_one_service_are_stopped_together(tmp_path: Path) -> None:
+    """The first waits for the second."""
+    assert supervise(tmp_path, {"e-0": "last", "e-1": "run"}) == 0
+    assert stopped(tmp_path) == ["e-1", "e-0"]
+
+
+def test_one_of_a_service_that_cannot_start_again_stops_all(tmp_path: Path) -> None:
+    async def operate(supervisor: Supervisor, stop: asyncio.Event) -> None:
+        await supervisor.halt("e-0", "no longer wanted")
+        assert await supervisor.start_again("e-0") == "e-1 exited with code 3: told to"
+        states = {(stage.state, stage.reason) for stage in supervisor.together("e-0")}
+        assert states == {(STOPPED, "no longer wanted")}
+        assert supervisor.pids == {}
+        stop.set()
+
+    assert supervise(tmp_path, {"e-0": "run", "e-1": "brief"}, operate) == 0

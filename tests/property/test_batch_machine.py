@@ -20,6 +20,8 @@ SHAPES = st.builds(
     num_blocks=st.integers(6, 20),
     block_size=st.integers(1, 4),
     prefix_caching=st.sampled_from((True, True, True, False)),
+    num_host_blocks=st.sampled_from((0, 1, 3, 12)),
+    max_transfers=st.sampled_from((0, 1, 2, 20)),
 )
 MAX_OPEN = 7
 

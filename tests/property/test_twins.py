@@ -20,7 +20,14 @@ from triptych.engine_core.layout import StepLayout
 from triptych.engine_core.python_batch import PythonBatch
 from triptych.kernels import core
 
-LAYOUT = StepLayout(num_slots=2, max_tokens=24, max_rows=7, max_blocks_per_row=9, max_logits=16)
+LAYOUT = StepLayout(
+    num_slots=2,
+    max_tokens=24,
+    max_rows=7,
+    max_blocks_per_row=9,
+    max_logits=16,
+    max_transfers=3,
+)
 VOCABULARY = 3
 Outcome = tuple[str, object]
 
@@ -36,9 +43,9 @@ def outcome(call: Callable[[], object]) -> Outcome:
 class Pair:
     """Both batches. Each has two slots, which hold what earlier steps left there."""
 
-    def __init__(self, num_blocks: int, block_size: int, caching: bool) -> None:
-        self.python = PythonBatch(num_blocks, block_size, LAYOUT, caching)
-        self.native = core.Batch(num_blocks, block_size, LAYOUT, caching)
+    def __init__(self, num_blocks: int, block_size: int, caching: bool, host: int) -> None:
+        self.python = PythonBatch(num_blocks, block_size, LAYOUT, caching, host)
+        self.native = core.Batch(num_blocks, block_size, LAYOUT, caching, host)
         self.both: tuple[Batch, Batch] = (self.python, cast(Batch, self.native))
         self.slots = [[bytearray(LAYOUT.slot_bytes) for _ in self.both] for _ in range(2)]
         self.steps = 0
@@ -77,9 +84,11 @@ def _facts(batch: Batch) -> tuple[object, ...]:
     return (
         [(n, batch.token_ids(n), batch.num_computed(n), batch.table(n)) for n in ids],
         (batch.num_blocks, batch.block_size, batch.num_cached_blocks, batch.num_unused_slots),
-        (batch.prefix_queries_total, batch.prefix_hits_total),
+        (batch.num_host_blocks, batch.num_host_blocks_used, batch.stores(), batch.loads()),
+        (batch.prefix_queries_total, batch.prefix_hits_total, batch.host_hits_total),
         (batch.num_tokens, batch.num_rows, batch.num_logits),
         (batch.rows(), batch.copies(), batch.samples(), batch.drafts(), batch.scores()),
+        (batch.rows_ahead(), batch.samples_ahead(), batch.scores_ahead()),
     )
 
 
@@ -171,6 +180,21 @@ class Calls:
         logits = self.draw(st.integers(0, 12))
         self.pair.ask(lambda batch: batch.plan(budget, most, logits))
 
+    def plan_ahead(self) -> None:
+        budget, most = self.draw(st.integers(0, 20)), self.draw(st.sampled_from((8, 8, 3, 1, 0)))
+        logits = self.draw(st.integers(0, 12))
+        host_drawn = self.draw(st.sets(st.integers(0, 6), max_size=2))
+        self.pair.ask(lambda batch: batch.plan_ahead(host_drawn, budget, most, logits))
+
+    def step_ahead(self) -> None:
+        """Most often there is one, and it is written."""
+        self.plan_ahead()
+        if self.draw(st.integers(0, 9)) > 0:
+            self.write()
+            if self.draw(st.booleans()):
+                self.fill_drafts()
+                self.apply()
+
     def schedule(self) -> None:
         ids, most = self.draw(self.ids), self.draw(st.integers(0, 8))
         self.pair.ask(lambda batch: batch.schedule(ids, most))
@@ -181,6 +205,12 @@ class Calls:
             self.pair.forget_slot(slot, self.draw(st.sampled_from((0, 0xAA))))
         self.pair.steps += self.draw(st.sampled_from((1, 1, 1, 0)))
         self.pair.write(slot, self.pair.steps)
+
+    def begin(self) -> None:
+        self.pair.ask(lambda batch: batch.plan(12, 8, 9))
+        self.write()
+        self.fill_drafts()
+        self.step_ahead()
 
     def apply(self) -> None:
         surplus = self.draw(st.sampled_from((0, 0, 0, 0, 0, 0, 0, 0, 0, 1)))
@@ -221,9 +251,11 @@ class Calls:
 OPERATIONS = st.lists(
     st.sampled_from(
         (Calls.open,) * 6
+        + (Calls.begin,) * 3
         + (Calls.step,) * 6
         + (Calls.plan, Calls.schedule, Calls.write, Calls.apply, Calls.draft) * 2
-        + (Calls.fill_drafts, Calls.draft_all)
+        + (Calls.step_ahead,) * 5
+        + (Calls.fill_drafts, Calls.draft_all, Calls.plan_ahead)
         + (Calls.fork, Calls.fork, Calls.close, Calls.append, Calls.abandon, Calls.forget_cache)
     ),
     min_size=15,
@@ -236,6 +268,7 @@ OPERATIONS = st.lists(
     num_blocks=st.integers(3, 16),
     block_size=st.integers(1, 5),
     caching=st.sampled_from((True, True, True, False)),
+    host=st.sampled_from((0, 0, 1, 2, 8)),
     operations=OPERATIONS,
 )
 def test_batches_agree(
@@ -243,9 +276,10 @@ def test_batches_agree(
     num_blocks: int,
     block_size: int,
     caching: bool,
+    host: int,
     operations: Sequence[Callable[[Calls], None]],
 ) -> None:
-    calls = Calls(Pair(num_blocks, block_size, caching), data)
+    calls = Calls(Pair(num_blocks, block_size, caching, host), data)
     for operation in operations:
         operation(calls)
 
@@ -279,6 +313,8 @@ def test_schedulers_over_either_batch_agree(
         max_num_batched_tokens=budget,
         extra_logits=budget - 2,
         guess_seed=guess_seed,
+        num_host_blocks=data.draw(st.sampled_from((0, 3))),
+        max_transfers=4,
     )
     engines = [Engine(shape, PythonBatch), Engine(shape, NATIVE_BATCH)]
     first, submitted = engines[0], 0

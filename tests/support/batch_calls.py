@@ -11,7 +11,8 @@ SHAPE = BatchShape(num_blocks=8, block_size=4, max_len=40)
 
 def build(factory: BatchFactory, shape: BatchShape = SHAPE) -> Batch:
     """A batch of that shape."""
-    return factory(shape.num_blocks, shape.block_size, shape.layout, shape.prefix_caching)
+    caching, host_blocks = shape.prefix_caching, shape.num_host_blocks
+    return factory(shape.num_blocks, shape.block_size, shape.layout, caching, host_blocks)
 
 
 def rules(num_tokens: int, request_id: int = 0, /, **changes: object) -> SequenceRules:

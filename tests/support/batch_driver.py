@@ -44,7 +44,9 @@ class BatchDriver(Lockstep):
 
     def __init__(self, shape: BatchShape, factories: Sequence[BatchFactory]) -> None:
         super().__init__(shape, factories)
-        self.memory = KvMemory(shape.num_blocks, shape.block_size, shape.layout)
+        self.memory = KvMemory(
+            shape.num_blocks, shape.block_size, shape.layout, shape.num_host_blocks
+        )
         self.expected: dict[int, Expected] = {}
         self.order: list[int] = []
         self.guesses: dict[int, list[int]] = {}
@@ -73,8 +75,8 @@ class BatchDriver(Lockstep):
             assert len(self.table(number)) <= needed, "no blocks but for tokens"
 
     def check_memory(self) -> None:
-        """Between steps, with no copies due: what is computed is in memory, in its own blocks."""
-        due = {target for _, target in self.ask(lambda b: b.copies())}
+        """Between steps: what is computed is in memory, in its own blocks, where nothing is due."""
+        due = {target for _, target in self.ask(lambda b: [*b.copies(), *b.loads()])}
         for number, expected in self.expected.items():
             table = self.table(number)
             held = self.memory.table_texts(table, expected.computed)

@@ -17,7 +17,13 @@ class Lockstep:
         self.shape = shape
         layout = shape.layout
         self.batches = [
-            factory(shape.num_blocks, shape.block_size, layout, shape.prefix_caching)
+            factory(
+                shape.num_blocks,
+                shape.block_size,
+                layout,
+                shape.prefix_caching,
+                shape.num_host_blocks,
+            )
             for factory in factories
         ]
         self.slots = [memoryview(bytearray(layout.slot_bytes)) for _ in self.batches]

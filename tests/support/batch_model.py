@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 from kv_memory import Text
 from triptych.engine_core.batch import (
@@ -21,7 +22,20 @@ from triptych.engine_core.ids import SequenceId
 from triptych.engine_core.layout import StepLayout
 from triptych.engine_core.step import ScheduledSequence
 
-BatchFactory = Callable[[int, int, StepLayout, bool], Batch]
+
+class BatchFactory(Protocol):
+    """A batch's class."""
+
+    def __call__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        layout: StepLayout,
+        prefix_caching: bool = True,
+        num_host_blocks: int = 0,
+    ) -> Batch: ...
+
+
 VOCABULARY = 3
 
 
@@ -35,6 +49,8 @@ class BatchShape:
     max_rows: int = 24
     max_tokens: int = 400
     prefix_caching: bool = True
+    num_host_blocks: int = 0
+    max_transfers: int = 0
 
     @property
     def layout(self) -> StepLayout:
@@ -44,6 +60,7 @@ class BatchShape:
             max_rows=self.max_rows,
             max_blocks_per_row=-(-self.max_len // self.block_size) + 1,
             max_logits=self.max_tokens,
+            max_transfers=self.max_transfers,
         )
 
 
@@ -236,7 +253,15 @@ def facts(batch: Batch) -> tuple[object, ...]:
         batch.num_logits,
         batch.rows(),
         batch.copies(),
+        batch.stores(),
+        batch.loads(),
+        batch.num_host_blocks,
+        batch.num_host_blocks_used,
+        batch.host_hits_total,
         batch.samples(),
         batch.drafts(),
         batch.scores(),
+        batch.rows_ahead(),
+        batch.samples_ahead(),
+        batch.scores_ahead(),
     )

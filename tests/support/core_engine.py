@@ -6,12 +6,12 @@ model too. The sampler (hash_model.py) draws by a hash of context and choice, af
 the scheduler told it the same tokens.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import eq
 
 from hypothesis import strategies as st
 
+import batch_model
 from hash_model import (
     COMPLETES,
     NO_GUESSES,
@@ -23,10 +23,15 @@ from hash_model import (
     model_guess,
 )
 from triptych.engine_core.admission import Limits
-from triptych.engine_core.batch import UNKNOWN_DRAFT, Batch
+from triptych.engine_core.batch import UNKNOWN_DRAFT
 from triptych.engine_core.errors import RequestError
 from triptych.engine_core.ids import RequestId
-from triptych.engine_core.layout import STEP_HEADER, StepLayout
+from triptych.engine_core.layout import (
+    DEVICE_HEADER,
+    DEVICE_HEADER_OFFSET,
+    STEP_HEADER,
+    StepLayout,
+)
 from triptych.engine_core.policy import PolicyName, policy_of
 from triptych.engine_core.python_batch import PythonBatch
 from triptych.engine_core.request import Request
@@ -34,7 +39,7 @@ from triptych.engine_core.sampling_params import BeamParams, SamplingParams
 from triptych.engine_core.scheduler import Scheduler
 from triptych.engine_core.step import FinishReason, Logprobs, StepOutput, StepPlan, StepResult
 
-BatchFactory = Callable[[int, int, StepLayout, bool], Batch]
+BatchFactory = batch_model.BatchFactory
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class Shape:
     prefix_caching: bool = True
     policy: PolicyName = "priority"
     guess_seed: int = NO_GUESSES
+    num_host_blocks: int = 0
+    max_transfers: int = 0
 
     @property
     def limits(self) -> Limits:
@@ -77,6 +84,7 @@ class Shape:
             max_rows=self.max_num_seqs,
             max_blocks_per_row=-(-self.max_model_len // self.block_size),
             max_logits=self.max_num_seqs + self.extra_logits,
+            max_transfers=self.max_transfers,
         )
 
 
@@ -90,6 +98,8 @@ class FakeExecutor:
         self._layout = shape.layout
         self._block_size = shape.block_size
         self._kv: list[int | None] = [None] * (shape.num_blocks * shape.block_size)
+        self._host: list[list[int | None]] = [[] for _ in range(shape.num_host_blocks)]
+        self.num_stores = self.num_loads = 0
         self.guessed: list[int] = []
 
     def run(self, slot: memoryview) -> list[list[int]]:
@@ -98,6 +108,9 @@ class FakeExecutor:
         step_id, num_tokens, num_rows, num_logits, num_copies = STEP_HEADER.unpack_from(slot)
         assert step_id > 0
         columns = {name: self._column(slot, name) for name in self._layout.arrays}
+        stores, loads, *_ = DEVICE_HEADER.unpack_from(slot, DEVICE_HEADER_OFFSET)
+        self._store(columns["store_sources"][:stores], columns["store_targets"][:stores])
+        self._load(columns["load_sources"][:loads], columns["load_targets"][:loads])
         self._copy(columns["copy_sources"][:num_copies], columns["copy_targets"][:num_copies])
         starts = columns["row_starts"][: num_rows + 1]
         assert starts[0] == 0
@@ -129,6 +142,19 @@ class FakeExecutor:
                 token_id = model_guess(context[: len(context) - back])
                 context[-back] = self._kv[kv_slot] = token_id
                 self.guessed.append(token_id)
+
+    def _store(self, sources: list[int], targets: list[int]) -> None:
+        size = self._block_size
+        for source, target in zip(sources, targets, strict=True):
+            self._host[target] = self._kv[source * size : (source + 1) * size]
+        self.num_stores += len(targets)
+
+    def _load(self, sources: list[int], targets: list[int]) -> None:
+        size = self._block_size
+        for source, target in zip(sources, targets, strict=True):
+            assert self._host[source], "a block is loaded that nothing was stored to"
+            self._kv[target * size : (target + 1) * size] = self._host[source]
+        self.num_loads += len(targets)
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
         size = self._block_size
@@ -173,7 +199,11 @@ class Engine:
     def __post_init__(self) -> None:
         shape = self.shape
         self.batch = self.batch_factory(
-            shape.num_blocks, shape.block_size, shape.layout, shape.prefix_caching
+            shape.num_blocks,
+            shape.block_size,
+            shape.layout,
+            shape.prefix_caching,
+            shape.num_host_blocks,
         )
         self.sampler = self.new_sampler()
         self.scheduler = Scheduler(shape.limits, self.batch, self.sampler, policy_of(shape.policy))

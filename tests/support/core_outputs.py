@@ -23,6 +23,8 @@ SHAPES = st.builds(
     watermark_blocks=st.integers(0, 2),
     prefix_caching=st.sampled_from([True, True, False]),
     policy=st.sampled_from(POLICY_NAMES),
+    num_host_blocks=st.sampled_from([0, 0, 2, 12]),
+    max_transfers=st.sampled_from([1, 3, 20]),
 )
 
 

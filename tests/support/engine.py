@@ -122,6 +122,11 @@ class Engine:
         self.operator.Resume(control_pb2.ResumeRequest(), timeout=10)
 
     @property
+    def names(self) -> list[str]:
+        """Of the supervised processes."""
+        return [stage.name for stage in self.stats("supervisor").supervisor.stages]
+
+    @property
     def address(self) -> str:
         return self.stats("tokenizer-0").tokenizer.address
 

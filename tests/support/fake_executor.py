@@ -5,8 +5,10 @@ a wrong slot, a stale block or a missing recompute changes the answer. `next_tok
 
     python tests/support/fake_executor.py --run-dir DIR [--step-seconds S] [--num-blocks N]
                                           [--draft-model none|good|short]
+                                          [--draws-tokens 1] [--late S] [--lie WHAT]
 
 Its draft model, if any, is the same hash; a `short` one says one guess less than it was asked for.
+How it draws tokens is in drawing_backend.py.
 """
 
 import argparse
@@ -17,11 +19,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from triptych.services.executor.backend import BackendFacts, Logits
+from drawing_backend import DrawingBackend, Lie
+from triptych.services.executor.backend import Backend, BackendFacts, Logits
 from triptych.services.executor.draft_model import DraftModel
 from triptych.services.executor.stats import Counters
 from triptych.services.executor.step_inputs import Ints, StepInputs
@@ -55,10 +59,10 @@ def next_token(tokens: Sequence[int]) -> int:
 
 
 def _other_logits(tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Below 3; they depend on all tokens too."""
-    return ((_state_of(tokens) * (np.arange(VOCABULARY) + 3)) % 89 / np.float32(30)).astype(
-        np.float32
-    )
+    """Below 3; they depend on all tokens too. Tokens that do harm are never drawn."""
+    logits = (_state_of(tokens) * (np.arange(VOCABULARY) + 3)) % 89 / np.float32(30)
+    logits[[DIE_TOKEN, RAISE_TOKEN, NAN_TOKEN]] = -1e4
+    return logits.astype(np.float32)
 
 
 def continuation(prompt: Sequence[int], count: int) -> list[int]:
@@ -173,8 +177,13 @@ def _main() -> int:
     parser.add_argument("--fingerprint", default=FINGERPRINT)
     parser.add_argument("--heartbeat-interval", type=float, default=0.1)
     parser.add_argument("--draft-model", choices=("none", "good", "short"), default="none")
+    parser.add_argument("--draws-tokens", type=int, default=0)
+    parser.add_argument("--late", type=float, default=0.0)
+    parser.add_argument("--lie", choices=get_args(Lie), default="none")
     options = parser.parse_args()
-    backend = FakeBackend(options.num_blocks, options.step_seconds, options.fingerprint)
+    backend: Backend = FakeBackend(options.num_blocks, options.step_seconds, options.fingerprint)
+    if options.draws_tokens:
+        backend = DrawingBackend(backend, options.late, options.lie)
     worker = Worker(
         RunDir.open(options.run_dir), "executor-0", 0, options.heartbeat_interval, Counters()
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from engine import CONTROL_NAMES, Engine
+from engine import Engine
 from triptych.v1 import control_pb2
 
 _SETTLE = 20.0
@@ -31,14 +31,15 @@ class Figures:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._first = {name: engine.pid(name) for name in CONTROL_NAMES}
+        self._names = engine.names
+        self._first = {name: engine.pid(name) for name in self._names}
         self._by_pid: dict[int, Held] = {}
         self._restarted: dict[str, Held] = {}
 
     def note(self) -> None:
         """Remember what each process holds, at rest."""
         self._at_rest()
-        for name in CONTROL_NAMES:
+        for name in self._names:
             pid, held = self._held(name)
             self._by_pid.setdefault(pid, held)
             if pid != self._first[name]:
@@ -60,7 +61,7 @@ class Figures:
         assert scheduler.requests_tracked == 0
         assert scheduler.kv_unused_slots == 0
         assert scheduler.grammars_running == scheduler.grammars_waiting == 0
-        for name in CONTROL_NAMES:
+        for name in self._names:
             pid, held = self._held(name)
             before = self._by_pid.get(pid)
             if before is None:

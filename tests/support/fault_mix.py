@@ -58,6 +58,14 @@ class Mixer:
             for k in range(count)
         ]  # fmt: skip
 
+    def long_prompts(self, count: int, tokens: int) -> list[Ask]:
+        """Prompts that are computed in several steps, and some tokens."""
+        return [
+            self._generate(f"long {k}", self._long(), max_tokens=tokens, ignore_eos=True,
+                           **self._drawn(k % 2 == 0))
+            for k in range(count)
+        ]  # fmt: skip
+
     def prompt(self, least: int, most: int) -> list[int]:
         return [self._source.randrange(256) for _ in range(self._source.randint(least, most))]
 

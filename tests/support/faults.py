@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import grpc
 
-from engine import CONTROL_NAMES, Engine, alive, is_serving, running_engine
+from engine import Engine, alive, is_serving, running_engine
 from fault_asks import TIMEOUT, Ask, Door, Said, Seen, first_difference
 from fault_figures import Figures
 from fault_mix import ENGINE, Mixer, fault_model
@@ -255,7 +255,8 @@ class Bench:
     def settled(self) -> None:
         """Wait until all stages are there, and check that all that was lent has come back."""
         self.serving()
-        wait_for(lambda: all(map(self._answers, CONTROL_NAMES)) or None, "a stage does not answer")
+        names = self.engine.names
+        wait_for(lambda: all(map(self._answers, names)) or None, "a stage does not answer")
         wait_for(lambda: self.all_kept() or None, "the supervisor has not noticed")
         self.figures.check()
 

@@ -10,7 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from triptych.engine_core.layout import STEP_HEADER, StepLayout
+from triptych.engine_core.layout import (
+    DEVICE_HEADER,
+    DEVICE_HEADER_OFFSET,
+    STEP_HEADER,
+    StepLayout,
+)
 
 
 class Text(NamedTuple):
@@ -35,12 +40,16 @@ class ExecutedStep:
 
 
 class KvMemory:
-    """The blocks, empty at first."""
+    """The blocks of the device and of host memory, empty at first."""
 
-    def __init__(self, num_blocks: int, block_size: int, layout: StepLayout) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, layout: StepLayout, num_host_blocks: int = 0
+    ) -> None:
         self.block_size = block_size
         self._layout = layout
         self._texts: list[Text | None] = [None] * (num_blocks * block_size)
+        self._host: list[list[Text | None]] = [[] for _ in range(num_host_blocks)]
+        self.num_stores = self.num_loads = 0
 
     def run(self, slot: memoryview, marks: Sequence[str]) -> ExecutedStep:
         """Copy, store, attend. `marks`: one for each row, with which its first token's text begins.
@@ -50,6 +59,7 @@ class KvMemory:
         """
         step_id, num_tokens, num_rows, num_logits, num_copies = STEP_HEADER.unpack_from(slot)
         columns = {name: self._column(slot, name) for name in self._layout.arrays}
+        self._transfer(slot, columns)
         sources, targets = columns["copy_sources"], columns["copy_targets"]
         for source, target in zip(sources[:num_copies], targets[:num_copies], strict=True):
             self._copy(source, target)
@@ -77,6 +87,24 @@ class KvMemory:
             [token_texts[token] for token in logits_tokens],
             writers,
         )
+
+    def _transfer(self, slot: memoryview, columns: dict[str, list[int]]) -> None:
+        """Stores, then loads."""
+        stores, loads, *_ = DEVICE_HEADER.unpack_from(slot, DEVICE_HEADER_OFFSET)
+        size = self.block_size
+        assert len(set(columns["store_targets"][:stores])) == stores, "two stores to one block"
+        assert len(set(columns["load_targets"][:loads])) == loads, "two loads to one block"
+        for source, target in zip(
+            columns["store_sources"][:stores], columns["store_targets"][:stores], strict=True
+        ):
+            self._host[target] = self._texts[source * size : (source + 1) * size]
+        for source, target in zip(
+            columns["load_sources"][:loads], columns["load_targets"][:loads], strict=True
+        ):
+            assert len(self._host[source]) == size, "a block is loaded that nothing was stored to"
+            self._texts[target * size : (target + 1) * size] = self._host[source]
+        self.num_stores += stores
+        self.num_loads += loads
 
     def spoil(self, slot: memoryview, broken: Sequence[bool]) -> None:
         """What the rows in `broken` wrote is NaN: it is no text that anybody may read."""

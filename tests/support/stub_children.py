@@ -17,7 +17,8 @@ WAIT = 20.0
 # argv: parent pid, folder, name, mode. A life appends a line to <name>.lives, touches <name>.ready,
 # and <name>.beat again and again. It appends its name to `stopped` on SIGTERM.
 # Modes: run; exitN, die (at once); slow (never ready); stubborn (no SIGTERM); brief (all lives but
-# the first exit with 3 after leaving words); late (all but the first are never ready).
+# the first exit with 3 after leaving words); late (all but the first are never ready); last (stops
+# when all others have); follow (exits with 71 when there is a file `culprit`, which it removes).
 STUB = """
 import pathlib, signal, sys, time
 from triptych.services.runtime.lifecycle import bind_to_parent
@@ -25,6 +26,8 @@ parent, folder, name, mode = sys.argv[1:]
 folder = pathlib.Path(folder)
 bind_to_parent(int(parent))
 def stop(number, frame):
+    while mode == "last" and not (folder / "stopped").exists():
+        time.sleep(0.01)
     with (folder / "stopped").open("a") as log:
         log.write(name + "\\n")
     sys.exit(0)
@@ -45,6 +48,9 @@ if mode != "slow" and (mode != "late" or first):
     (folder / f"{name}.ready").touch()
 while True:
     (folder / f"{name}.beat").touch()
+    if mode == "follow" and (folder / "culprit").exists():
+        (folder / "culprit").unlink()
+        sys.exit(71)
     time.sleep(0.02)
 """
 

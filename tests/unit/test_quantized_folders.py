@@ -77,7 +77,7 @@ def test_no_config_is_no_quantisation() -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "quant_method 'fp8'"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme 'static'"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method 'bitsandbytes'"),
         ({"bits": 4}, "quant_method None"),
         ({**GPTQ, "bits": 3}, "bits 3"),
@@ -88,7 +88,7 @@ def test_no_config_is_no_quantisation() -> None:
         ({**GPTQ, "pack_dtype": "int16"}, "pack_dtype 'int16'"),
         ({**AWQ, "version": "gemv"}, "version 'gemv'"),
         ({**AWQ, "bits": 8}, "bits 8"),
-        (compressed(format="float-quantized"), "format 'float-quantized'"),
+        (compressed(format="float-quantized"), "type 'int'"),
         (compressed(format="marlin-24"), "format 'marlin-24'"),
         (compressed(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme {"),
         (compressed(sparsity_config={"format": "sparse-24"}), "sparsity_config {"),

@@ -17,6 +17,7 @@ _SOCKETS = (
     "executor.zmq",
     "executor.fds",
     "executor-0.control.sock",
+    "executor-group.sock",
     "tokenizer-0.control.sock",
     "tokenizer-1.control.sock",
 )
@@ -48,15 +49,19 @@ def test_never_those_of_one_that_lives(run_dir: RunDir, living: str) -> None:
     assert sockets(run_dir) == {
         name
         for name in _SOCKETS
-        if name.startswith(f"{living}.") or (living == "scheduler" and name.startswith("executor."))
+        if name.startswith(f"{living}.")
+        or (living == "scheduler" and name.startswith("executor."))
+        or (living == "executor-0" and name == "executor-group.sock")
     }
     assert (run_dir.path / f"{living}.lock").read_text() == f"{os.getpid()}\n"
     os.close(lock)
 
 
 def test_of_one_role_alone(run_dir: RunDir) -> None:
-    assert remove_stale_of(run_dir, "executor-0") == ["executor-0.control.sock"]
-    assert sockets(run_dir) == set(_SOCKETS) - {"executor-0.control.sock"}
+    (run_dir.path / "executor-group-0123.meeting").touch()
+    removed = {"executor-0.control.sock", "executor-group.sock"}
+    assert set(remove_stale_of(run_dir, "executor-0")) == removed | {"executor-group-0123.meeting"}
+    assert sockets(run_dir) == set(_SOCKETS) - removed
 
 
 def test_what_is_no_socket_of_ours_stays(run_dir: RunDir) -> None:

@@ -105,3 +105,19 @@ def test_blocks_out_of_range() -> None:
 def test_a_short_slot() -> None:
     with pytest.raises(StepInputsError, match="bytes"):
         StepInputs.view(Slot().view[: LAYOUT.slot_bytes - 1], LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("token", "samples", "allowed"),
+    [(-2, 0, False), (-2, 1, True), (-4, 3, True), (-5, 3, False), (-1, 3, False), (10, 3, False)],
+)
+def test_tokens_that_the_step_before_drew(token: int, samples: int, allowed: bool) -> None:
+    slot = Slot()
+    slot["token_ids"][1] = token
+    inputs = StepInputs.view(slot.view, LAYOUT)
+    assert inputs.refers_back == (token <= -2)
+    if allowed:
+        inputs.check(**BOUNDS, previous_samples=samples)
+    else:
+        with pytest.raises(StepInputsError, match=f"token id {token} is not within 0 and 9"):
+            inputs.check(**BOUNDS, previous_samples=samples)

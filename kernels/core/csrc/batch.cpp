@@ -10,8 +10,9 @@
 
 namespace triptych {
 
-Batch::Batch(int32_t num_blocks, int32_t block_size, const SlotLayout& layout, bool prefix_caching)
-    : tables_(num_blocks, block_size),
+Batch::Batch(int32_t num_blocks, int32_t block_size, const SlotLayout& layout, bool prefix_caching,
+             int32_t num_host_blocks)
+    : tables_(num_blocks, block_size, num_host_blocks, layout.max_transfers),
       writer_(layout, block_size),
       prefix_caching_(prefix_caching) {}
 
@@ -44,19 +45,26 @@ std::vector<Digest> Batch::Split(std::string_view digests, size_t num_tokens) co
 
 Hit Batch::Lookup(const std::vector<int32_t>& tokens, const std::vector<Digest>& chain) const {
   const PrefixCache& cache = tables_.cache();
+  const Transfers* transfers = tables_.transfers();
   const auto size = static_cast<size_t>(tables_.block_size());
   const size_t most =
       tokens.size() - 1;  // the last token is always computed: its logits are wanted
   Hit hit;
   for (size_t i = 0; i < most / size; ++i) {
-    const int32_t block = cache.FindFull(chain[i + 1], chain[i], tokens.data() + i * size);
-    if (block < 0) break;
-    hit.blocks.push_back(block);
+    const int32_t* own = tokens.data() + i * size;
+    const int32_t block = cache.FindFull(chain[i + 1], chain[i], own);
+    if (block >= 0) {
+      hit.blocks.push_back(block);
+      continue;
+    }
+    const bool room = transfers != nullptr && hit.loads.size() < transfers->num_loads_left();
+    const int32_t kept = room ? transfers->host().Find(chain[i], chain[i + 1], own) : -1;
+    if (kept < 0) break;
+    hit.loads.push_back({static_cast<int32_t>(i), kept, &chain[i], own});
   }
-  const size_t start = hit.blocks.size() * size;
+  const size_t start = hit.num_whole() * size;
   const auto rest = static_cast<int32_t>(std::min(size, most - start));
-  const PartialHit partial =
-      cache.FindPartial(chain[hit.blocks.size()], tokens.data() + start, rest);
+  const PartialHit partial = cache.FindPartial(chain[hit.num_whole()], tokens.data() + start, rest);
   hit.source = partial.block;
   hit.copied = partial.num_tokens;
   return hit;
@@ -67,8 +75,8 @@ Match Batch::Match(const std::vector<int32_t>& tokens, std::string_view digests)
   const std::vector<Digest> chain = Split(digests, tokens.size());
   const auto size = static_cast<int64_t>(tables_.block_size());
   const Hit hit = Lookup(tokens, chain);
-  const int64_t computed = static_cast<int64_t>(hit.blocks.size()) * size + hit.copied;
-  size_t end = hit.blocks.size();
+  const int64_t computed = static_cast<int64_t>(hit.num_whole()) * size + hit.copied;
+  size_t end = hit.num_whole();
   while (end + 1 < chain.size() && pending_.Find(chain[end + 1]) != nullptr) ++end;
   const int64_t reach =
       std::min(static_cast<int64_t>(end) * size, static_cast<int64_t>(tokens.size()) - 1);
@@ -99,9 +107,10 @@ void Batch::CeaseCaching(RunningSequence* sequence) {
 }
 
 void Batch::ForgetCache() {
-  tables_.cache().Clear();
+  tables_.ForgetAll();
   for (RunningSequence* sequence : order_) CeaseCaching(sequence);
-  for (const Owned& sequence : closing_) CeaseCaching(sequence.get());
+  for (const Owned& sequence : step_.closing) CeaseCaching(sequence.get());
+  for (const Owned& sequence : ahead_.closing) CeaseCaching(sequence.get());
 }
 
 // ------------------------------------------------------------------ sequences
@@ -145,7 +154,8 @@ int64_t Batch::Open(int64_t id, std::vector<int32_t> tokens, std::string_view di
     if (!tables_.Open(num_tokens, hit, spare_blocks, &sequence->table)) return -1;
   }
   sequence->num_computed =
-      static_cast<int32_t>(hit.blocks.size()) * tables_.block_size() + hit.copied;
+      static_cast<int32_t>(hit.num_whole()) * tables_.block_size() + hit.copied;
+  host_hits_total_ += static_cast<int64_t>(hit.loads.size()) * tables_.block_size();
   if (looked_up) {
     prefix_queries_total_ += num_tokens;
     prefix_hits_total_ += sequence->num_computed;
@@ -159,6 +169,7 @@ int64_t Batch::Open(int64_t id, std::vector<int32_t> tokens, std::string_view di
 
 void Batch::Fork(int64_t id, int64_t new_id, SequenceRules rules, int64_t place) {
   const RunningSequence& parent = Find(id);
+  Require(!ahead_.in_flight() && !step_.ahead, "fork: a step in flight was planned ahead");
   CheckNew(new_id, place);
   // Else the other one could take its drafts and end, and leave this one to write to full blocks.
   if (parent.row != kNoRow && step_.rows[parent.row].num_drafts > 0) {
@@ -200,8 +211,11 @@ void Batch::Close(int64_t id) {
   sequence.closed = true;
   order_.erase(std::find(order_.begin(), order_.end(), &sequence));
   const auto entry = by_id_.find(id);
-  if (step_.in_flight()) {
-    closing_.push_back(std::move(entry->second));
+  // Without a row it may still have a copy; in a step ahead only rows have.
+  if (sequence.ahead_row != kNoRow) {
+    ahead_.closing.push_back(std::move(entry->second));
+  } else if (sequence.row != kNoRow || (step_.in_flight() && !step_.ahead)) {
+    step_.closing.push_back(std::move(entry->second));
   } else {
     Release(sequence);
   }
@@ -218,9 +232,8 @@ void Batch::Release(const RunningSequence& sequence) {
   tables_.Release(sequence.table);
 }
 
-void Batch::ReleaseClosing() {
-  for (const Owned& sequence : closing_) Release(*sequence);
-  closing_.clear();
+void Batch::ReleaseClosing(const std::vector<Owned>& closing) {
+  for (const Owned& sequence : closing) Release(*sequence);
 }
 
 // ------------------------------------------------------------------ facts
@@ -240,7 +253,8 @@ int64_t Batch::NumUnusedSlots() const {
 void Batch::Check() const {
   std::vector<const BlockTable*> tables;
   std::vector<const RunningSequence*> sequences(order_.begin(), order_.end());
-  for (const Owned& sequence : closing_) sequences.push_back(sequence.get());
+  for (const Owned& sequence : step_.closing) sequences.push_back(sequence.get());
+  for (const Owned& sequence : ahead_.closing) sequences.push_back(sequence.get());
   DigestMap pending;
   const auto size = static_cast<size_t>(tables_.block_size());
   for (const RunningSequence* sequence : sequences) {
@@ -248,11 +262,11 @@ void Batch::Check() const {
     Require(sequence->num_computed <= sequence->num_tokens(), "batch: more computed than tokens");
     Require(sequence->num_computed <= static_cast<int64_t>(sequence->table.blocks.size() * size),
             "batch: a computed token has no block");
-    const int32_t drafts =
-        sequence->row == kNoRow ? 0 : step_.rows[static_cast<size_t>(sequence->row)].num_drafts;
-    Require(static_cast<int32_t>(sequence->table.blocks.size()) <=
-                tables_.BlocksFor(sequence->num_tokens() + drafts),
-            "batch: a table is longer than its tokens and drafts");
+    int32_t end = sequence->num_tokens();
+    if (sequence->row != kNoRow) end = std::max(end, step_.rows[sequence->row].end());
+    if (sequence->ahead_row != kNoRow) end = std::max(end, ahead_.rows[sequence->ahead_row].end());
+    Require(static_cast<int32_t>(sequence->table.blocks.size()) <= tables_.BlocksFor(end),
+            "batch: a table is longer than its tokens and what is computed behind them");
     Require(guessed_ || sequence->guesses.empty(), "batch: guesses outlive their step");
     Require(sequence->digests.size() == (sequence->cached ? 1 + sequence->tokens.size() / size : 0),
             "batch: digests are not those of the whole blocks");
@@ -268,7 +282,9 @@ void Batch::Check() const {
     const int32_t* counted = pending_.Find(digest);
     Require(counted != nullptr && *counted == count, "batch: pending is miscounted");
   });
-  Require(closing_.empty() || step_.in_flight(), "batch: closed sequences outlive the step");
+  Require(step_.closing.empty() || step_.in_flight(), "batch: closed sequences outlive the step");
+  Require(ahead_.closing.empty() || ahead_.in_flight(), "batch: closed sequences outlive the step");
+  Require(!ahead_.in_flight() || step_.written, "batch: a step is ahead of none");
 }
 
 }  // namespace triptych

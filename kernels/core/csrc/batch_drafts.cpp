@@ -43,12 +43,14 @@ void Batch::PlanDrafts(int64_t tokens_left) {
   step_.Renumber();
 }
 
-// What was taken for the drafts of a step that is not computed is given back.
-void Batch::DropDrafts() {
-  if (step_.drafts.empty()) return;
+// What was taken for drafts, or tokens that nobody knows yet, of a step that is not computed is
+// given back.
+void Batch::DropUnknown() {
+  if (step_.drafts.empty() && !step_.ahead) return;
   for (const Row& row : step_.rows) {
     RunningSequence* sequence = row.sequence;
-    if (!sequence->closed) tables_.Trim(&sequence->table, sequence->num_tokens());
+    if (!sequence->closed && sequence->ahead_row == kNoRow)
+      tables_.Trim(&sequence->table, sequence->num_tokens());
   }
 }
 

@@ -68,9 +68,9 @@ const std::vector<Sample>& Batch::Samples() {
   return samples_;
 }
 
-std::vector<Score> Batch::Scores() const {
+std::vector<Score> Batch::Scores(const PlannedStep& step) {
   std::vector<Score> scores;
-  for (const Row& row : step_.rows) {
+  for (const Row& row : step.rows) {
     if (row.num_scored > 0) {
       scores.push_back({row.sequence->id, row.first_logits, row.start, row.num_scored});
     }
@@ -79,10 +79,26 @@ std::vector<Score> Batch::Scores() const {
 }
 
 void Batch::Write(std::byte* slot, size_t slot_bytes, uint64_t step_id) {
-  Require(step_.in_flight(), "write: no step with rows is planned");
-  Require(!step_.written, "write: the step is written");
-  writer_.Write(slot, slot_bytes, step_id, step_, tables_.copies());
-  step_.written = true;
+  PlannedStep& step = ahead_.in_flight() ? ahead_ : step_;
+  Require(step.in_flight(), "write: no step with rows is planned");
+  Require(!step.written, "write: the step is written");
+  Copies copies = tables_.copies();
+  const auto is_before = [this](const auto& copy) {
+    return std::find(step_.copies.begin(), step_.copies.end(), copy) != step_.copies.end();
+  };
+  copies.erase(std::remove_if(copies.begin(), copies.end(), is_before), copies.end());
+  Pairs stores, loads;
+  Transfers* transfers = tables_.transfers();
+  if (transfers != nullptr) {
+    stores = transfers->stores();
+    loads = transfers->loads();
+  }
+  writer_.Write(slot, slot_bytes, step_id, step, {copies, stores, loads});
+  if (transfers != nullptr) transfers->Send(stores.size(), loads.size());
+  step.copies = std::move(copies);
+  step.stores = std::move(stores);
+  step.loads = std::move(loads);
+  step.written = true;
 }
 
 // ------------------------------------------------------------------ the end of a step
@@ -90,16 +106,23 @@ void Batch::Write(std::byte* slot, size_t slot_bytes, uint64_t step_id) {
 const Outcome& Batch::Apply(const std::vector<int32_t>& tokens,
                             const std::vector<int32_t>& complete) {
   Require(step_.written, "apply: the step is not written");
+  Require(!ahead_.in_flight() || ahead_.written, "apply: the one ahead is not written");
+  if (step_.ahead) CheckStands();
   step_.CollectSamples(&samples_);
   CheckDrawn(tokens, complete);
   CollectTaken(tokens, complete);
-  tables_.FinishCopies();
+  if (tables_.transfers() != nullptr) {
+    tables_.transfers()->Finish(step_.stores.size(), step_.loads.size());
+  }
+  tables_.FinishCopies(step_.copies);
   ForgetBroken(tokens);
-  for (const Row& row : step_.rows) Progress(row.sequence, row.num_tokens);
+  for (const Row& row : step_.rows) {
+    Progress(row.sequence, step_.ahead ? row.num_progressing() : row.num_tokens);
+  }
   for (const Rider& rider : step_.riders) {
     Progress(rider.sequence, step_.rows[rider.row].num_tokens);
   }
-  step_.Clear();
+  const std::vector<Owned> closing = NextStep();
   ForgetGuesses();
 
   const size_t count = outcome_.samples.size();
@@ -118,7 +141,7 @@ const Outcome& Batch::Apply(const std::vector<int32_t>& tokens,
     outcome_.finishes[i] = wanted ? Take(sample, token, completes) : kFinishNone;
   }
   RemoveFinished();
-  ReleaseClosing();
+  ReleaseClosing(closing);
   return outcome_;
 }
 
@@ -147,7 +170,17 @@ void Batch::ForgetBroken(const std::vector<int32_t>& tokens) {
     if (tokens[index] != kNotFinite) continue;
     RunningSequence* sequence = samples_[index].sequence;
     for (const int32_t block : sequence->table.blocks) tables_.cache().Forget(block);
+    ForgetOnHost(*sequence);
     CeaseCaching(sequence);
+  }
+}
+
+void Batch::ForgetOnHost(const RunningSequence& sequence) {
+  if (tables_.transfers() == nullptr) return;
+  const auto size = static_cast<size_t>(tables_.block_size());
+  for (size_t i = 0; i + 1 < sequence.digests.size(); ++i) {
+    tables_.transfers()->Forget(sequence.digests[i], sequence.digests[i + 1],
+                                sequence.tokens.data() + i * size);
   }
 }
 
@@ -174,7 +207,8 @@ uint8_t Batch::Take(const Sample& sample, int32_t token, bool completes) {
     const bool computed = token == sample.draft;
     sequence->tokens.push_back(token);
     finish = completes ? kFinishStop : sequence->FinishAt(sequence->num_tokens(), token);
-    if (computed || finish == kFinishNone) ExtendDigests(sequence);
+    const bool progresses = computed || finish == kFinishNone || sequence->row != kNoRow;
+    if (progresses) ExtendDigests(sequence);
     if (computed) {
       Progress(sequence, 1);
     } else if (finish == kFinishNone) {  // no draft behind it is taken
@@ -185,11 +219,11 @@ uint8_t Batch::Take(const Sample& sample, int32_t token, bool completes) {
   return finish;
 }
 
-// Gives its blocks back; the caller removes it.
+// Gives its blocks back, unless the step that was ahead has it; the caller removes it.
 void Batch::EndSequence(RunningSequence* sequence) {
   DropPending(*sequence);
   sequence->closed = true;
-  Release(*sequence);
+  if (sequence->row == kNoRow) Release(*sequence);
   outcome_.finished.push_back(sequence->id);
   outcome_.finished_tokens.push_back(sequence->num_tokens());
 }
@@ -208,19 +242,41 @@ void Batch::RemoveFinished() {
   if (outcome_.finished.empty()) return;
   const auto closed = [](const RunningSequence* sequence) { return sequence->closed; };
   order_.erase(std::remove_if(order_.begin(), order_.end(), closed), order_.end());
-  for (const int64_t id : outcome_.finished) by_id_.erase(id);
+  for (const int64_t id : outcome_.finished) {
+    const auto entry = by_id_.find(id);
+    if (entry->second->row != kNoRow) step_.closing.push_back(std::move(entry->second));
+    by_id_.erase(entry);
+  }
 }
 
 void Batch::Abandon() {
   Require(step_.in_flight(), "abandon: no step is in flight");
+  if (ahead_.in_flight()) {  // what it may have copied of this one is no text to be found
+    for (const Row& row : step_.rows) CeaseCaching(row.sequence);
+    for (const Rider& rider : step_.riders) CeaseCaching(rider.sequence);
+  }
   EndStep();
   ForgetGuesses();
 }
 
 void Batch::EndStep() {
-  DropDrafts();
+  if (step_.written && tables_.transfers() != nullptr) {
+    tables_.transfers()->Abandon(step_.stores.size(), step_.loads.size());
+  }
+  DropUnknown();
+  ReleaseClosing(NextStep());
+}
+
+// The step in flight is over. Returns those to be released with it.
+std::vector<Batch::Owned> Batch::NextStep() {
+  std::vector<Owned> closing;
+  closing.swap(step_.closing);
   step_.Clear();
-  ReleaseClosing();
+  if (ahead_.in_flight()) {
+    std::swap(step_, ahead_);
+    step_.Arrive();
+  }
+  return closing;
 }
 
 }  // namespace triptych

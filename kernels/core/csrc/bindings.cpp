@@ -59,6 +59,7 @@ SlotLayout ReadLayout(const py::object& layout) {
   slot.max_rows = extent("max_rows");
   slot.max_blocks_per_row = extent("max_blocks_per_row");
   slot.max_logits = extent("max_logits");
+  slot.max_transfers = extent("max_transfers");
   slot.slot_bytes = extent("slot_bytes");
   slot.token_ids = offset("token_ids");
   slot.positions = offset("positions");
@@ -69,6 +70,10 @@ SlotLayout ReadLayout(const py::object& layout) {
   slot.copy_sources = offset("copy_sources");
   slot.copy_targets = offset("copy_targets");
   slot.block_tables = offset("block_tables");
+  slot.store_sources = offset("store_sources");
+  slot.store_targets = offset("store_targets");
+  slot.load_sources = offset("load_sources");
+  slot.load_targets = offset("load_targets");
   return slot;
 }
 
@@ -97,20 +102,40 @@ py::object OutcomeColumns(const Outcome& outcome) {
                    outcome.finished_tokens);
 }
 
-py::list ScoreList(const Batch& batch) {
+py::tuple SampleColumnsAhead(Batch& batch) {
+  const std::vector<Sample>& samples = batch.SamplesAhead();
+  auto [ids, id] = NewArray<int64_t>(samples.size());
+  auto [logits_rows, logits_row] = NewArray<int32_t>(samples.size());
+  auto [previous, sample_before] = NewArray<int32_t>(samples.size());
+  for (const Sample& sample : samples) {
+    *id++ = sample.sequence->id;
+    *logits_row++ = sample.logits_row;
+    *sample_before++ = batch.ahead().rows[sample.sequence->ahead_row].previous;
+  }
+  return py::make_tuple(std::move(ids), std::move(logits_rows), std::move(previous));
+}
+
+std::vector<int64_t> ReadIds(const py::object& ids) {
+  std::vector<int64_t> found;
+  for (const py::handle id : py::iter(ids)) found.push_back(id.cast<int64_t>());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+py::list ScoreList(const PlannedStep& step) {
   static PyObject* type = nullptr;
   py::list scores;
-  for (const Score& score : batch.Scores()) {
+  for (const Score& score : Batch::Scores(step)) {
     scores.append(MakeValue(type, "Score", score.sequence_id, score.logits_row, score.position,
                             score.num_positions));
   }
   return scores;
 }
 
-py::list RowList(const Batch& batch) {
+py::list RowList(const PlannedStep& step) {
   static PyObject* type = nullptr;
   py::list rows;
-  for (const Row& row : batch.step().rows) {
+  for (const Row& row : step.rows) {
     rows.append(MakeValue(type, "ScheduledSequence", row.sequence->id, row.start, row.width(),
                           row.samples));
   }
@@ -123,6 +148,17 @@ py::list CopyList(const Batch& batch) {
     copies.append(py::make_tuple(source, target));
   }
   return copies;
+}
+
+// Of the next step.
+Pairs DueStores(const Batch& batch) {
+  const Transfers* transfers = batch.tables().transfers();
+  return transfers == nullptr ? Pairs() : transfers->stores();
+}
+
+Pairs DueLoads(const Batch& batch) {
+  const Transfers* transfers = batch.tables().transfers();
+  return transfers == nullptr ? Pairs() : transfers->loads();
 }
 
 py::list SequenceIds(const Batch& batch) {
@@ -195,15 +231,31 @@ void BindStep(BatchClass& type) {
       .def_property_readonly("num_tokens", [](const Batch& self) { return self.step().num_tokens; })
       .def_property_readonly("num_rows", [](const Batch& self) { return self.step().rows.size(); })
       .def_property_readonly("num_logits", [](const Batch& self) { return self.step().num_logits; })
-      .def("rows", &RowList)
+      .def("rows", [](const Batch& self) { return RowList(self.step()); })
       .def("copies", &CopyList)
+      .def("stores", &DueStores)
+      .def("loads", &DueLoads)
       .def("samples", &SampleColumns)
       .def("drafts", &DraftColumn)
       .def(
           "fill_drafts",
           [](Batch& self, const py::object& token_ids) { self.FillDrafts(ReadTokens(token_ids)); },
           py::arg("token_ids"))
-      .def("scores", &ScoreList)
+      .def("scores", [](const Batch& self) { return ScoreList(self.step()); })
+      .def(
+          "plan_ahead",
+          [](Batch& self, const py::object& host_drawn, int64_t budget, int64_t most_per_sequence,
+             int64_t logits_budget) {
+            static PyObject* type = nullptr;
+            const Extent extent =
+                self.PlanAhead(ReadIds(host_drawn), budget, most_per_sequence, logits_budget);
+            return MakeValue(type, "Extent", extent.num_rows, extent.num_tokens, extent.num_logits);
+          },
+          py::arg("host_drawn"), py::arg("budget"), py::arg("most_per_sequence"),
+          py::arg("logits_budget"))
+      .def("rows_ahead", [](const Batch& self) { return RowList(self.ahead()); })
+      .def("samples_ahead", &SampleColumnsAhead)
+      .def("scores_ahead", [](const Batch& self) { return ScoreList(self.ahead()); })
       .def(
           "write",
           [](Batch& self, const py::object& slot, uint64_t step_id) {
@@ -229,9 +281,20 @@ void BindFacts(BatchClass& type) {
                              [](const Batch& self) { return self.tables().pool().num_free(); })
       .def_property_readonly("num_cached_blocks",
                              [](const Batch& self) { return self.tables().cache().size(); })
+      .def_property_readonly("num_host_blocks",
+                             [](const Batch& self) {
+                               const Transfers* transfers = self.tables().transfers();
+                               return transfers == nullptr ? 0 : transfers->host().num_blocks();
+                             })
+      .def_property_readonly("num_host_blocks_used",
+                             [](const Batch& self) {
+                               const Transfers* transfers = self.tables().transfers();
+                               return transfers == nullptr ? 0 : transfers->host().num_used();
+                             })
       .def_property_readonly("num_unused_slots", &Batch::NumUnusedSlots)
       .def_property_readonly("prefix_queries_total", &Batch::prefix_queries_total)
       .def_property_readonly("prefix_hits_total", &Batch::prefix_hits_total)
+      .def_property_readonly("host_hits_total", &Batch::host_hits_total)
       .def("sequence_ids", &SequenceIds)
       .def(
           "token_ids", [](const Batch& self, int64_t id) { return self.Get(id).tokens; },
@@ -255,11 +318,12 @@ PYBIND11_MODULE(_core, m) {
   triptych::RegisterErrors();
   py::class_<Batch> type(m, "Batch");
   type.def(py::init([](int32_t num_blocks, int32_t block_size, const py::object& layout,
-                       bool prefix_caching) {
-             return Batch(num_blocks, block_size, triptych::ReadLayout(layout), prefix_caching);
+                       bool prefix_caching, int32_t num_host_blocks) {
+             return Batch(num_blocks, block_size, triptych::ReadLayout(layout), prefix_caching,
+                          num_host_blocks);
            }),
            py::arg("num_blocks"), py::arg("block_size"), py::arg("layout"),
-           py::arg("prefix_caching") = true);
+           py::arg("prefix_caching") = true, py::arg("num_host_blocks") = 0);
   triptych::BindSequences(type);
   triptych::BindStep(type);
   triptych::BindFacts(type);

@@ -17,12 +17,18 @@ int32_t CheckedBlockSize(int32_t block_size) {
 
 }  // namespace
 
-BlockTables::BlockTables(int32_t num_blocks, int32_t block_size)
+BlockTables::BlockTables(int32_t num_blocks, int32_t block_size, int32_t num_host_blocks,
+                         size_t max_transfers)
     : block_size_(CheckedBlockSize(block_size)),
       pool_(num_blocks),
       cache_(num_blocks, block_size),
       pins_(num_blocks),
-      is_target_(num_blocks) {}
+      is_target_(num_blocks) {
+  if (num_host_blocks > 0) {
+    transfers_ =
+        std::make_unique<Transfers>(num_host_blocks, num_blocks, block_size, max_transfers);
+  }
+}
 
 bool BlockTables::Open(int32_t num_tokens, const Hit& hit, int64_t spare, BlockTable* table) {
   const int32_t fresh = BlocksFor(num_tokens) - static_cast<int32_t>(hit.blocks.size());
@@ -30,14 +36,23 @@ bool BlockTables::Open(int32_t num_tokens, const Hit& hit, int64_t spare, BlockT
   const auto taken = std::count_if(hit.blocks.begin(), hit.blocks.end(), is_free) +
                      (hit.source >= 0 && is_free(hit.source));
   if (pool_.num_free() - taken - fresh < std::max<int64_t>(spare, 0)) return false;
-  table->blocks.reserve(hit.blocks.size() + fresh + 1);
+  auto& blocks = table->blocks;
+  blocks.reserve(hit.blocks.size() + fresh + 1);
   for (const int32_t block : hit.blocks) {
     pool_.Retain(block);
-    table->blocks.push_back(block);
+    blocks.push_back(block);
   }
   if (hit.source >= 0) pool_.Retain(hit.source);
-  for (int32_t i = 0; i < fresh; ++i) table->blocks.push_back(TakeFresh());
-  if (hit.source >= 0) AddCopy(table->blocks[hit.blocks.size()], hit.source);
+  for (const HostHit& load : hit.loads) transfers_->host().BeginLoad(load.block);
+  TakeFresh(fresh, &blocks);
+  auto next = blocks.begin() + static_cast<std::ptrdiff_t>(hit.blocks.size());
+  for (const HostHit& load : hit.loads) {  // to the next fresh block, which comes to its place
+    transfers_->Load(load.block, *next);
+    cache_.AddFull(*next, load.digests[1], load.digests[0], load.tokens);
+    std::rotate(blocks.begin() + load.place, next, next + 1);
+    ++next;
+  }
+  if (hit.source >= 0) AddCopy(*next, hit.source);
   table->version = next_version_++;
   return true;
 }
@@ -50,18 +65,17 @@ void BlockTables::Share(const BlockTable& from, BlockTable* table) {
 
 bool BlockTables::Prepare(BlockTable* table, int32_t num_tokens, int32_t start, int32_t end) {
   auto& blocks = table->blocks;
-  const auto held = static_cast<int32_t>(blocks.size());
-  const int32_t growth = BlocksFor(num_tokens) - held;
-  const int32_t first = start / block_size_, last = std::min(BlocksFor(end), held);
-  int32_t shared = 0;
-  for (int32_t i = first; i < last; ++i) shared += Holders(blocks[i]) > 1;
-  if (growth <= 0 && shared == 0) return true;
+  const int32_t growth = Growth(*table, num_tokens);
+  int32_t shared = NumShared(*table, start, end);
+  if (growth == 0 && shared == 0) return true;
   if (growth + shared > pool_.num_free()) return false;
-  for (int32_t i = 0; i < growth; ++i) blocks.push_back(TakeFresh());
-  for (int32_t i = first; shared > 0 && i < last; ++i) {
+  TakeFresh(growth, &blocks);
+  for (int32_t i = start / block_size_; shared > 0; ++i) {
     const int32_t old = blocks[i];
     if (Holders(old) == 1) continue;
-    blocks[i] = TakeFresh();
+    TakeFresh(1, &blocks);
+    blocks[i] = blocks.back();
+    blocks.pop_back();
     table->version = next_version_++;
     if (start > i * block_size_) {
       pool_.Retain(old);
@@ -73,10 +87,24 @@ bool BlockTables::Prepare(BlockTable* table, int32_t num_tokens, int32_t start, 
   return true;
 }
 
+int32_t BlockTables::NumShared(const BlockTable& table, int32_t start, int32_t end) const {
+  const auto held = static_cast<int32_t>(table.blocks.size());
+  const int32_t last = std::min(BlocksFor(end), held);
+  int32_t shared = 0;
+  for (int32_t i = start / block_size_; i < last; ++i) shared += Holders(table.blocks[i]) > 1;
+  return shared;
+}
+
+bool BlockTables::Awaits(const BlockTable& table) const {
+  if (transfers_ && transfers_->Awaits(table.blocks)) return true;
+  return !copies_.empty() && std::any_of(table.blocks.begin(), table.blocks.end(),
+                                         [this](int32_t block) { return is_target_[block] != 0; });
+}
+
 int32_t BlockTables::Extend(BlockTable* table, int32_t num_tokens) {
   const int32_t wanted = BlocksFor(num_tokens) - static_cast<int32_t>(table->blocks.size());
   const int32_t taken = std::min(wanted, pool_.num_free());
-  for (int32_t i = 0; i < taken; ++i) table->blocks.push_back(TakeFresh());
+  TakeFresh(taken, &table->blocks);
   return std::min(num_tokens, static_cast<int32_t>(table->blocks.size()) * block_size_);
 }
 
@@ -88,10 +116,20 @@ void BlockTables::Shorten(BlockTable* table, int32_t num_tokens) {
   table->version = next_version_++;
 }
 
-int32_t BlockTables::TakeFresh() {
-  const int32_t block = pool_.Allocate();
-  cache_.Forget(block);
-  return block;
+void BlockTables::TakeFresh(int32_t count, std::vector<int32_t>* blocks) {
+  const size_t first = blocks->size();
+  for (int32_t i = 0; i < count; ++i) blocks->push_back(pool_.Allocate());
+  if (transfers_) Store(*blocks, first);
+  for (size_t i = first; i < blocks->size(); ++i) cache_.Forget((*blocks)[i]);
+}
+
+// Whole blocks from the `first`-th on, which are taken for something else, to host memory.
+void BlockTables::Store(const std::vector<int32_t>& blocks, size_t first) {
+  std::vector<std::pair<int32_t, BlockText>> taken;
+  for (size_t i = first; i < blocks.size(); ++i) {
+    if (cache_.IsFull(blocks[i])) taken.emplace_back(blocks[i], cache_.TextOf(blocks[i]));
+  }
+  if (!taken.empty()) transfers_->Store(std::move(taken));
 }
 
 // The caller has retained the source.
@@ -117,7 +155,7 @@ void BlockTables::Release(const BlockTable& table) {
 
 void BlockTables::ReleaseBlock(int32_t block) {
   // A loop: nobody has use for a copy into a free block, so that its source may be free then, too.
-  while (pool_.Release(block, !cache_.Has(block)) && is_target_[block]) {
+  while (GiveBack(block) && is_target_[block]) {
     const auto copy = std::find_if(copies_.begin(), copies_.end(),
                                    [block](const auto& due) { return due.first == block; });
     is_target_[block] = 0;
@@ -127,13 +165,26 @@ void BlockTables::ReleaseBlock(int32_t block) {
   }
 }
 
-void BlockTables::FinishCopies() {
-  if (copies_.empty()) return;
-  std::vector<std::pair<int32_t, int32_t>> made;
-  made.swap(copies_);
-  for (const auto& [target, source] : made) {
-    is_target_[target] = 0;
-    --pins_[source];
+// Whether it is free now.
+bool BlockTables::GiveBack(int32_t block) {
+  if (transfers_ && pool_.References(block) == 1 && transfers_->Cancel(block)) {
+    cache_.Forget(block);  // nothing was loaded to it
+  }
+  return pool_.Release(block, !cache_.Has(block));
+}
+
+void BlockTables::ForgetAll() {
+  cache_.Clear();
+  if (transfers_) transfers_->Clear();
+}
+
+void BlockTables::FinishCopies(const Copies& made) {
+  for (const auto& copy : made) {
+    const auto due = std::find(copies_.begin(), copies_.end(), copy);
+    Require(due != copies_.end(), "copies: one that was made was not due");
+    copies_.erase(due);
+    is_target_[copy.first] = 0;
+    --pins_[copy.second];
   }
   for (const auto& copy : made) ReleaseBlock(copy.second);
 }
@@ -165,6 +216,7 @@ void BlockTables::Check(const std::vector<const BlockTable*>& tables) const {
   Require(
       std::count(is_target_.begin(), is_target_.end(), 1) == static_cast<int64_t>(copies_.size()),
       "copies: a target has no copy");
+  if (transfers_) transfers_->Check();
 }
 
 }  // namespace triptych

@@ -15,6 +15,13 @@ struct PartialHit {
   int32_t num_tokens;
 };
 
+// What a whole block holds.
+struct BlockText {
+  Digest parent;
+  Digest digest;
+  std::vector<int32_t> tokens;
+};
+
 // The digest of a block behind the one with digest `parent`.
 Digest BlockDigest(const Digest& parent, const int32_t* tokens, size_t count);
 
@@ -34,6 +41,11 @@ class PrefixCache {
   void Clear();
 
   bool Has(int32_t block) const { return entries_[block].count > 0; }
+  bool IsFull(int32_t block) const { return entries_[block].count == block_size_; }
+  BlockText TextOf(int32_t block) const {  // of a full one
+    const Entry& entry = entries_[block];
+    return {entry.parent, entry.digest, {Tokens(block), Tokens(block) + block_size_}};
+  }
   int32_t size() const { return size_; }
   void Check() const;
 

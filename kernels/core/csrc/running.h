@@ -43,7 +43,8 @@ constexpr int32_t kNoRow = -1;
 struct RunningSequence {
   int64_t id;
   int32_t num_computed = 0;
-  int32_t row = kNoRow;  // in the planned step: its own, or the one that it rides on
+  int32_t row = kNoRow;        // in the planned step: its own, or the one that it rides on
+  int32_t ahead_row = kNoRow;  // in the step ahead
   bool cached = false;
   bool closed = false;
   std::vector<int32_t> tokens;
@@ -66,16 +67,18 @@ struct RunningSequence {
     return count >= most_tokens() ? kFinishLength : kFinishNone;
   }
 
-  int64_t NumScored(int64_t num_tokens) const {
+  // Of the next `num_tokens`, behind `passed` that a step in flight computes.
+  int64_t NumScored(int64_t num_tokens, int32_t passed = 0) const {
     if (!rules.score_prompt) return 0;
-    return std::max<int64_t>(0, std::min(num_tokens, rules.num_prompt - 1 - num_computed));
+    return std::max<int64_t>(0, std::min(num_tokens, rules.num_prompt - 1 - num_computed - passed));
   }
 
   // Tokens of the next `num_tokens` that need no more than `num_logits` rows of logits.
-  int64_t Fitting(int64_t num_tokens, int64_t num_logits) const {
-    const int64_t scored = NumScored(num_tokens);
+  int64_t Fitting(int64_t num_tokens, int64_t num_logits, int32_t passed = 0) const {
+    const int64_t scored = NumScored(num_tokens, passed);
     if (scored > num_logits) return num_logits;
-    return scored + (num_tokens == num_lacking()) > num_logits ? num_tokens - 1 : num_tokens;
+    const bool samples = num_tokens == num_lacking() - passed;
+    return scored + samples > num_logits ? num_tokens - 1 : num_tokens;
   }
 };
 

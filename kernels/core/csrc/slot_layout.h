@@ -12,6 +12,7 @@ struct SlotLayout {
   size_t max_rows;
   size_t max_blocks_per_row;
   size_t max_logits;
+  size_t max_transfers;
   size_t slot_bytes;
   size_t token_ids;
   size_t positions;
@@ -22,7 +23,14 @@ struct SlotLayout {
   size_t copy_sources;
   size_t copy_targets;
   size_t block_tables;
+  size_t store_sources;
+  size_t store_targets;
+  size_t load_sources;
+  size_t load_targets;
 };
+
+// engine_core/layout.py PREVIOUS_SAMPLE
+constexpr int32_t kPreviousSample = -2;
 
 // engine_core/layout.py STEP_HEADER
 struct StepHeader {
@@ -41,7 +49,7 @@ struct DeviceHeader {
   uint32_t num_samples;
   uint32_t num_history;
   uint32_t num_host_logits;
-  uint32_t reserved;
+  uint32_t vocabulary_size;
 };
 static_assert(sizeof(DeviceHeader) == 24, "DEVICE_HEADER has no padding");
 

@@ -14,6 +14,13 @@ int32_t* ArrayAt(std::byte* slot, size_t offset) {
   return reinterpret_cast<int32_t*>(slot + offset);
 }
 
+void WritePairs(const Pairs& pairs, int32_t* sources, int32_t* targets) {
+  for (const auto& [source, target] : pairs) {
+    *sources++ = source;
+    *targets++ = target;
+  }
+}
+
 void CheckExtent(const char* name, size_t count, size_t most) {
   if (count > most) {
     throw std::invalid_argument(std::string(name) + ": " + std::to_string(count) +
@@ -23,7 +30,7 @@ void CheckExtent(const char* name, size_t count, size_t most) {
 
 }  // namespace
 
-void SlotWriter::Check(size_t slot_bytes, const PlannedStep& step, const Copies& copies) const {
+void SlotWriter::Check(size_t slot_bytes, const PlannedStep& step, const Moves& moves) const {
   if (slot_bytes < layout_.slot_bytes) {
     throw std::invalid_argument("slot: " + std::to_string(slot_bytes) + " bytes, the layout has " +
                                 std::to_string(layout_.slot_bytes));
@@ -31,15 +38,17 @@ void SlotWriter::Check(size_t slot_bytes, const PlannedStep& step, const Copies&
   CheckExtent("rows", step.rows.size(), layout_.max_rows);
   CheckExtent("tokens", static_cast<size_t>(step.num_tokens), layout_.max_tokens);
   CheckExtent("logits", static_cast<size_t>(step.num_logits), layout_.max_logits);
-  CheckExtent("copies", copies.size(), layout_.max_rows);
+  CheckExtent("copies", moves.copies.size(), layout_.max_rows);
+  CheckExtent("stores", moves.stores.size(), layout_.max_transfers);
+  CheckExtent("loads", moves.loads.size(), layout_.max_transfers);
   for (const Row& row : step.rows) {
     CheckExtent("blocks", row.sequence->table.blocks.size(), layout_.max_blocks_per_row);
   }
 }
 
 void SlotWriter::Write(std::byte* slot, size_t slot_bytes, uint64_t step_id,
-                       const PlannedStep& step, const Copies& copies) {
-  Check(slot_bytes, step, copies);
+                       const PlannedStep& step, const Moves& moves) {
+  Check(slot_bytes, step, moves);
   int32_t* token_ids = ArrayAt(slot, layout_.token_ids);
   int32_t* positions = ArrayAt(slot, layout_.positions);
   int32_t* slots = ArrayAt(slot, layout_.slots);
@@ -65,6 +74,7 @@ void SlotWriter::Write(std::byte* slot, size_t slot_bytes, uint64_t step_id,
         ++index;
       }
     };
+    if (row.previous != kNoSample) put(kPreviousSample - row.previous);
     while (t < row.own_end()) put(tokens[t]);
     for (int32_t d = 0; d < row.num_drafts; ++d) put(step.drafts[row.first_draft + d]);
     row_starts[r + 1] = i;
@@ -76,15 +86,20 @@ void SlotWriter::Write(std::byte* slot, size_t slot_bytes, uint64_t step_id,
   }
   int32_t* sources = ArrayAt(slot, layout_.copy_sources);
   int32_t* targets = ArrayAt(slot, layout_.copy_targets);
-  for (const auto& [target, source] : copies) {
+  for (const auto& [target, source] : moves.copies) {
     *sources++ = source;
     *targets++ = target;
   }
   const StepHeader header{
       step_id, static_cast<uint32_t>(step.num_tokens), static_cast<uint32_t>(step.rows.size()),
-      static_cast<uint32_t>(step.num_logits), static_cast<uint32_t>(copies.size())};
+      static_cast<uint32_t>(step.num_logits), static_cast<uint32_t>(moves.copies.size())};
   std::memcpy(slot, &header, sizeof(header));
-  const DeviceHeader device_header{};
+  WritePairs(moves.stores, ArrayAt(slot, layout_.store_sources),
+             ArrayAt(slot, layout_.store_targets));
+  WritePairs(moves.loads, ArrayAt(slot, layout_.load_sources), ArrayAt(slot, layout_.load_targets));
+  DeviceHeader device_header{};
+  device_header.num_stores = static_cast<uint32_t>(moves.stores.size());
+  device_header.num_loads = static_cast<uint32_t>(moves.loads.size());
   std::memcpy(slot + sizeof(header), &device_header, sizeof(device_header));
   image->header = header;
 }

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "planned_step.h"
@@ -11,7 +10,12 @@
 
 namespace triptych {
 
-using Copies = std::vector<std::pair<int32_t, int32_t>>;  // (target, source)
+// What is moved before a step computes.
+struct Moves {
+  const Copies& copies;
+  const Pairs& stores;
+  const Pairs& loads;
+};
 
 class SlotWriter {
  public:
@@ -21,7 +25,7 @@ class SlotWriter {
   // `slot` has `slot_bytes` writable bytes, aligned to 8. Throws std::invalid_argument, with
   // nothing written, when the step exceeds the layout.
   void Write(std::byte* slot, size_t slot_bytes, uint64_t step_id, const PlannedStep& step,
-             const Copies& copies);
+             const Moves& moves);
 
  private:
   // What a row of a slot's block_tables was last filled with.
@@ -35,7 +39,7 @@ class SlotWriter {
     std::vector<TableImage> rows;
   };
 
-  void Check(size_t slot_bytes, const PlannedStep& step, const Copies& copies) const;
+  void Check(size_t slot_bytes, const PlannedStep& step, const Moves& moves) const;
   SlotImage* ImageOf(std::byte* slot);
   void WriteTable(const BlockTable& table, int32_t* entries, TableImage* image) const;
 
