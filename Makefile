@@ -17,7 +17,7 @@ BUILT := build/.built
 # Two makes in one checkout wait for each other here instead of installing into one another.
 ALONE := mkdir -p build && flock build/.lock
 NATIVE := $(shell find kernels protos -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt -o -name '*.proto')
-CPP := $(filter %.cpp %.h,$(NATIVE))
+CPP := $(filter %.cpp %.h,$(NATIVE)) $(wildcard examples/cpp/*.cc examples/cpp/*.h)
 QUICK_FLAG := $(if $(filter-out 0,$(QUICK)),--quick)
 # llama.cpp, to compare with: PEER_PYTHON=... takes an environment that has it instead of building one.
 PEER_VENV := build/peers/venv
@@ -37,7 +37,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: help setup build model demo serve test check format lint types unit property kernels \
 	differential integration e2e faults invariance bench-core bench-overhead bench-kernels bench-peers bench-accuracy bench-sampler \
 	bench-grammars bench-frontend bench-overload chaos chaos-peer kernels-aot gpu-wheels gpu-check lockstep schema-suite test-asan \
-	size proto-lint proto-breaking clean
+	examples test-compose size proto-lint proto-breaking clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -102,6 +102,12 @@ gpu-wheels: $(READY) ## the wheels that scripts/gpu_check.sh builds with, for a 
 gpu-check: ## on a machine with a GPU: build, tests/gpu, bench/gpu.py, at most 8 minutes (OUT=build/gpu)
 	@scripts/gpu_check.sh
 
+examples: $(BUILT) ## build and run examples/ (Python, C++, Go) against a live engine; skips what this machine lacks
+	@$(PYTEST) tests/e2e/test_examples.py
+
+test-compose: $(MODEL) ## build the image and run compose.yaml for real; skips without podman or Docker
+	@scripts/test_compose.sh
+
 bench-core: $(BUILT) $(PEER_READY) ## microseconds of scheduler and sampler, against Python, torch, llama.cpp (QUICK=1)
 	@$(PY) -P bench/core.py $(QUICK_FLAG)
 	@$(PY) -P bench/sampler.py --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
@@ -162,7 +168,7 @@ proto-breaking: $(READY) ## buf breaking against the last tag
 
 clean: ## remove what was built (not .venv and .models)
 	@rm -rf build dist src/triptych/v1 .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find services engine_core kernels tests bench scripts -name __pycache__ -prune -exec rm -rf {} +
+	@find client services engine_core kernels tests bench scripts -name __pycache__ -prune -exec rm -rf {} +
 
 define PREFLIGHT
 import os, shutil, sys, sysconfig

@@ -10,8 +10,8 @@ from collections import Counter
 
 PARTS = ("protos", "engine_core", "kernels", "services/runtime", "services/transport",
          "services/tokenizer", "services/scheduler", "services/executor", "services/cli",
-         "bench", "scripts", "tests")  # fmt: skip
-SUFFIXES = (".py", ".cpp", ".h", ".proto")
+         "client", "examples", "bench", "scripts", "tests")  # fmt: skip
+SUFFIXES = (".py", ".cpp", ".h", ".go", ".proto")
 
 
 def git(*arguments: str) -> str:

@@ -127,6 +127,23 @@ class RunDir:
         except (OSError, UnicodeDecodeError):
             return "unknown"
 
+    def lock_first_free(self, kind: str) -> str:
+        """`lock` the first of kind-0, kind-1, ... that no live process holds; returns its name.
+
+        Raises StartupError where none of a thousand is free, or a file cannot be opened.
+        """
+        for name in (f"{kind}-{number}" for number in range(1000)):
+            if self.held(name):
+                continue
+            try:
+                self.lock(name)
+            except StartupError:
+                if not self.held(name):
+                    raise
+                continue  # somebody else was quicker
+            return name
+        raise StartupError(f"a thousand processes {kind}-N run in {self.path}")
+
     def held(self, name: str) -> bool:
         """Whether a live process holds the role `name`."""
         try:

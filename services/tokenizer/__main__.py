@@ -38,10 +38,15 @@ def run(settings: TokenizerSettings) -> int:
 
 def _run(settings: TokenizerSettings) -> None:
     bind_to_parent(settings.parent_pid)
-    configure_logging(settings.log_level, settings.name)
     run_dir = RunDir.open(settings.run_dir)
-    with last_words(run_dir, settings.name):
-        run_dir.lock(settings.name)  # until the process ends
+    name, is_locked = settings.name, False
+    if name == "auto":
+        name, is_locked = run_dir.lock_first_free("tokenizer"), True
+        settings = settings.model_copy(update={"name": name})
+    configure_logging(settings.log_level, name)
+    with last_words(run_dir, name):
+        if not is_locked:
+            run_dir.lock(name)  # until the process ends
         files = resolve_model(settings.model)
         model = LoadedModel(
             tokenizer=load_tokenizer(files),

@@ -58,8 +58,9 @@ class TokenizerSettings(HeartbeatSettings):
     )
     name: str = Field(
         default="tokenizer-0",
-        pattern=r"^tokenizer-[0-9]{1,3}$",
-        description="name of this tokenizer process within its engine",
+        pattern=r"^(tokenizer-[0-9]{1,3}|auto)$",
+        description="name of this tokenizer process within its engine; auto: tokenizer-N with the"
+        " lowest N that no live process has",
         json_schema_extra=flag("Process"),
     )
     tool_call_parser: str = Field(

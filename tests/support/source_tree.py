@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 REPO = Path(__file__).parents[2]
-PACKAGE_FOLDERS = ("engine_core", "kernels", "services")
+PACKAGE_FOLDERS = ("client", "engine_core", "kernels", "services")
 PROGRAM_FOLDERS = ("bench", "examples", "scripts")
 
 

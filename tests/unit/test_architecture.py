@@ -15,6 +15,7 @@ SHARED = ("engine_core", "kernels", "v1", "services.runtime", "services.transpor
 MAY_IMPORT = {
     "engine_core": ("engine_core",),
     "kernels": ("kernels",),
+    "client": ("client", "v1"),
     "services.runtime": ("engine_core", "v1", "services.runtime"),
     "services.transport": ("engine_core", "v1", "services.runtime", "services.transport"),
     "services.tokenizer": (*SHARED, "services.tokenizer"),
@@ -59,6 +60,10 @@ NOT_LOADED = {
         "triptych.services.scheduler",
     ),
     "services.simulator": ("torch", "transformers", "tokenizers", "llguidance", "grpc", "zmq"),
+    "client": (
+        "numpy", "torch", "zmq", "tokenizers", "pydantic", "triptych.services",
+        "triptych.engine_core", "triptych.kernels",
+    ),
     "services.cli.__main__": ("torch", "transformers", "tokenizers"),
     # Whose children are forked with all that it has loaded.
     "services.cli.serve": (
@@ -115,7 +120,7 @@ def test_only_settings_reads_the_environment() -> None:
 @pytest.mark.parametrize("process", NOT_LOADED)
 def test_a_process_loads_no_more_than_it_may(process: str) -> None:
     """Imports every module of a process in a fresh interpreter and asks what came with them."""
-    names = [source.name for source in sources("services") if within(source.name, process)]
+    names = [each.name for each in sources("client", "services") if within(each.name, process)]
     assert names
     program = (
         "import importlib, sys\n"

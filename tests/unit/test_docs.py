@@ -12,12 +12,20 @@ from triptych.services.runtime.settings import Settings
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.services.tokenizer.settings import TokenizerSettings
 
-PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), REPO / "bench" / "README.md"])
+PAGES = sorted(
+    [
+        *REPO.glob("*.md"),
+        *(REPO / "docs").rglob("*.md"),
+        *(REPO / folder / "README.md" for folder in ("bench", "deploy")),
+        *(REPO / "examples").glob("*/README.md"),
+    ]
+)
+FOLDERS = (*PACKAGE_FOLDERS, "deploy", "examples")
 ALL_SETTINGS: tuple[type[Settings], ...] = (
     ServeSettings, TokenizerSettings, SchedulerSettings, ExecutorSettings,
 )  # fmt: skip
 _PATH = re.compile(
-    r"`((?:protos|engine_core|kernels|services|tests|docs|bench|scripts|src|examples)/[\w./-]*)`"
+    r"`((?:protos|engine_core|kernels|services|tests|docs|bench|scripts|src|examples|client|deploy)/[\w./-]*)`"
 )
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 _MODULE = re.compile(r"`(\w+\.py)`")
@@ -39,7 +47,7 @@ def test_named_files_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_named_modules_exist(page: Path) -> None:
     named = set(_MODULE.findall(page.read_text(encoding="utf-8")))
-    known = {path.name for folder in PACKAGE_FOLDERS for path in (REPO / folder).rglob("*.py")}
+    known = {path.name for folder in FOLDERS for path in (REPO / folder).rglob("*.py")}
     assert sorted(named - known) == []
 
 

@@ -68,3 +68,15 @@ def test_kill_minus_nine_frees_the_lock(tmp_path: Path) -> None:
             run_dir.lock("scheduler")
         holder.kill()
     os.close(run_dir.lock("scheduler"))
+
+
+def test_the_first_free_name_is_locked(tmp_path: Path) -> None:
+    run_dir = RunDir.open(tmp_path / "run")
+    assert run_dir.lock_first_free("tokenizer") == "tokenizer-0"
+    second = run_dir.lock("tokenizer-1")
+    assert run_dir.lock_first_free("tokenizer") == "tokenizer-2"
+    os.close(second)
+    assert run_dir.lock_first_free("tokenizer") == "tokenizer-1"
+    (run_dir.path / "tokenizer-3.lock").mkdir()
+    with pytest.raises(StartupError, match=r"tokenizer-3\.lock"):
+        run_dir.lock_first_free("tokenizer")

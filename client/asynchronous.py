@@ -1,0 +1,160 @@
+"""The asyncio client."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+import grpc
+
+from triptych.client.asynchronous_session import AsyncSession
+from triptych.client.asynchronous_stream import AsyncRpcCall, AsyncStream
+from triptych.client.attempts import Attempts, Failures, deadline_of, remaining
+from triptych.client.errors import from_rpc_error
+from triptych.client.options import DEFAULT_ADDRESS, ClientOptions
+from triptych.client.requests import (
+    Messages,
+    Prompt,
+    chat_request,
+    generate_request,
+    tokenize_request,
+)
+from triptych.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+if TYPE_CHECKING:
+    from triptych.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+
+_In_contra = TypeVar("_In_contra", contravariant=True)
+_Out_co = TypeVar("_Out_co", covariant=True)
+
+
+class _Unary(Protocol[_In_contra, _Out_co]):
+    def __call__(
+        self,
+        request: _In_contra,
+        *,
+        timeout: float | None = None,
+        metadata: tuple[tuple[str, str], ...] | None = None,
+    ) -> Awaitable[_Out_co]: ...
+
+
+class AsyncClient:
+    """One channel to an engine. Make and use it in one event loop, as a context.
+
+    `address` is whatever gRPC takes: "host:port", "dns:///name:port", "unix:/path", ...
+    """
+
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, options: ClientOptions | None = None
+    ) -> None:
+        self.options = options or ClientOptions()
+        self._metadata = self.options.metadata
+        arguments = self.options.arguments()
+        if self.options.credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, arguments)
+        else:
+            self._channel = grpc.aio.secure_channel(address, self.options.credentials, arguments)
+        self._stub: InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(
+            self._channel
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel; what still runs ends with Cancelled."""
+        await self._channel.close()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: common_pb2.SamplingParams | None = None,
+        *,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> AsyncStream[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]:
+        """Complete a prompt: text, token ids, or a whole GenerateRequest.
+
+        `timeout`: seconds for everything, retries included; None: that of the options.
+        """
+        request = generate_request(prompt, params, model)
+        attempts: Attempts[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
+        attempts = Attempts(request, self.options, timeout)
+        return AsyncStream(self._open_generate, attempts)
+
+    def chat(
+        self,
+        messages: Messages,
+        params: common_pb2.SamplingParams | None = None,
+        *,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> AsyncStream[inference_pb2.ChatRequest, inference_pb2.ChatResponse]:
+        """The assistant's turn after what the user says, after messages, or of a whole ChatRequest.
+
+        `timeout`: as for `generate`.
+        """
+        request = chat_request(messages, params, model)
+        attempts: Attempts[inference_pb2.ChatRequest, inference_pb2.ChatResponse]
+        attempts = Attempts(request, self.options, timeout)
+        return AsyncStream(self._open_chat, attempts)
+
+    def session(self) -> AsyncSession:
+        """One stream for many requests."""
+        return AsyncSession(self._stub, self.options)
+
+    async def tokenize(
+        self,
+        text: str | Sequence[inference_pb2.ChatMessage] | inference_pb2.TokenizeRequest,
+        *,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> list[int]:
+        """The token ids of a text or of a rendered chat. Raises TriptychError."""
+        request = tokenize_request(text, model)
+        return list((await self._unary(self._stub.Tokenize, request, timeout)).token_ids)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, model: str = "", timeout: float | None = None
+    ) -> str:
+        """The text of token ids, without special tokens. Raises TriptychError."""
+        request = inference_pb2.DetokenizeRequest(model=model, token_ids=token_ids)
+        return (await self._unary(self._stub.Detokenize, request, timeout)).text
+
+    async def models(self, *, timeout: float | None = None) -> list[inference_pb2.Model]:
+        """What is served. Raises TriptychError."""
+        request = inference_pb2.ListModelsRequest()
+        return list((await self._unary(self._stub.ListModels, request, timeout)).models)
+
+    def _open_generate(
+        self, request: inference_pb2.GenerateRequest, seconds: float | None
+    ) -> AsyncRpcCall[inference_pb2.GenerateResponse]:
+        return AsyncRpcCall(self._stub.Generate(request, timeout=seconds, metadata=self._metadata))
+
+    def _open_chat(
+        self, request: inference_pb2.ChatRequest, seconds: float | None
+    ) -> AsyncRpcCall[inference_pb2.ChatResponse]:
+        return AsyncRpcCall(self._stub.Chat(request, timeout=seconds, metadata=self._metadata))
+
+    async def _unary(
+        self,
+        call: _Unary[_In_contra, _Out_co],
+        request: _In_contra,
+        timeout: float | None,
+    ) -> _Out_co:
+        deadline = deadline_of(self.options.timeout if timeout is None else timeout)
+        failures = Failures(self.options.retry, deadline)
+        while True:
+            try:
+                return await call(request, timeout=remaining(deadline), metadata=self._metadata)
+            except grpc.RpcError as error:
+                wait = failures.wait_after(from_rpc_error(error))
+            await asyncio.sleep(wait)

@@ -1,0 +1,169 @@
+"""The Python client against the real engine, over the death of its tokenizer process too."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import Engine, running_engine
+from small_engines import SMALL, tiny_model
+from triptych.client.api import (
+    AsyncClient,
+    ChatMessage,
+    Client,
+    ClientOptions,
+    DeadlineExceeded,
+    GenerateRequest,
+    InvalidRequest,
+    QueueFull,
+    RetryPolicy,
+    SamplingParams,
+    UnknownModel,
+)
+
+pytestmark = pytest.mark.e2e
+
+LONG = SamplingParams(max_tokens=400, ignore_eos=True, seed=3)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("client")
+    # A port that stays the same when the tokenizer is started again.
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    model = tiny_model(folder, max_position_embeddings=1024)
+    with running_engine(model, folder / "run", *SMALL, "--port", port) as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[Client]:
+    with Client(engine.address) as client:
+        yield client
+
+
+def test_streams_and_whole_answers(engine: Engine, client: Client) -> None:
+    params = SamplingParams(max_tokens=12, seed=1, ignore_eos=True)
+    pieces = list(client.generate([1, 2, 3], params))
+    answer = client.generate([1, 2, 3], params).answer()
+    assert [token for piece in pieces for token in piece.token_ids] == answer.token_ids
+    plain = engine.generate([1, 2, 3], max_tokens=12, seed=1, ignore_eos=True)
+    assert answer.token_ids == plain.token_ids
+    assert answer.usage.completion_tokens == 12
+    assert client.chat("hi", SamplingParams(max_tokens=3)).answer().usage.completion_tokens <= 3
+
+
+def test_tokens_models_and_errors(client: Client) -> None:
+    ids = client.tokenize("héllo")
+    assert client.detokenize(ids) == "héllo"
+    assert client.tokenize([ChatMessage(role="user", content="x")])
+    (model,) = client.models()
+    assert model.vocabulary_size > max(ids)
+    with pytest.raises(InvalidRequest) as caught:
+        client.generate("x", SamplingParams(top_p=1.5)).answer()
+    assert caught.value.field == "sampling_params.top_p"
+    with pytest.raises(UnknownModel) as unknown:
+        client.generate("x", model="gpt").answer()
+    assert unknown.value.model == "gpt"
+
+
+def test_what_is_left_or_late_frees_everything(engine: Engine, client: Client) -> None:
+    with client.generate("x", LONG) as stream:
+        next(stream)
+    for _ in client.generate("y", LONG):
+        break
+    with pytest.raises(DeadlineExceeded):
+        client.generate(GenerateRequest(text="z", sampling_params=LONG, timeout_ms=5)).answer()
+    engine.wait_idle()
+
+
+def test_a_session_of_many_threads(engine: Engine, client: Client) -> None:
+    expected = {seed: client.generate("x", seeded(seed)).answer().token_ids for seed in range(8)}
+    found: dict[int, list[int]] = {}
+    with client.session() as session:
+
+        def ask(seed: int) -> None:
+            found[seed] = session.generate("x", seeded(seed)).answer().token_ids
+
+        threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        with session.generate("left", LONG) as left:
+            next(left)
+        for thread in threads:
+            thread.join(60)
+    assert found == expected
+    engine.wait_idle()
+
+
+def seeded(seed: int) -> SamplingParams:
+    return SamplingParams(max_tokens=20, seed=seed, ignore_eos=True)
+
+
+@pytest.mark.parametrize("through", ["rpc", "session"])
+def test_an_answer_goes_on_when_the_tokenizer_dies(
+    engine: Engine, client: Client, through: str
+) -> None:
+    undisturbed = client.generate("once", LONG).answer()
+    first_pid = engine.pid("tokenizer-0")
+    session = client.session()
+    stream = (session if through == "session" else client).generate("once", LONG, timeout=90)
+    text, token_ids = "", list[int]()
+    killed_after = 0
+    with session:
+        for piece in stream:
+            text += piece.text
+            token_ids += piece.token_ids
+            if not killed_after:
+                killed_after = len(token_ids)
+                os.kill(first_pid, signal.SIGKILL)
+    assert 0 < killed_after < 400
+    assert engine.pid("tokenizer-0") != first_pid
+    assert len(token_ids) == 400
+    assert token_ids == undisturbed.token_ids
+    assert text == undisturbed.text
+    engine.wait_idle()
+
+
+def test_the_asyncio_client(engine: Engine, client: Client) -> None:
+    expected = client.generate("once", LONG).answer().token_ids
+
+    async def main() -> None:
+        async with AsyncClient(engine.address) as other, other.session() as session:
+            streams = [other.generate("once", LONG, timeout=90) for _ in range(3)]
+            streams += [session.generate("once", LONG, timeout=90) for _ in range(3)]
+            first = await anext(streams[0])
+            os.kill(engine.pid("tokenizer-0"), signal.SIGKILL)
+            answers = await asyncio.gather(*(stream.answer() for stream in streams))
+            assert list(first.token_ids) + answers[0].token_ids == expected
+            assert all(answer.token_ids == expected for answer in answers[1:])
+
+    asyncio.run(main())
+    engine.wait_idle()
+
+
+def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
+    """More at once than the engine takes: all are answered, none twice."""
+    flags = ("--max-num-seqs", "1", "--max-num-waiting", "1")
+    model = tiny_model(tmp_path, max_position_embeddings=1024)
+    with running_engine(model, tmp_path / "run", *SMALL, *flags) as engine:
+        hurry = ClientOptions(retry=RetryPolicy(attempts=1))
+        patient = ClientOptions(timeout=100, retry=RetryPolicy(attempts=100))
+        with Client(engine.address, patient) as client, client.session() as session:
+            streams = [(client, session)[each % 2].generate("x", LONG) for each in range(6)]
+            with Client(engine.address, hurry) as other:
+                refused = [other.generate("x", LONG) for _ in range(8)]
+                with pytest.raises(QueueFull) as caught:
+                    [stream.answer() for stream in refused]
+            assert caught.value.retry_after
+            answers = [stream.answer().token_ids for stream in streams]
+            assert all(len(each) == 400 for each in answers)
+            assert all(each == answers[0] for each in answers)
+            assert engine.wait_idle().requests_refused_total >= 3

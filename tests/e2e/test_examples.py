@@ -1,0 +1,99 @@
+"""The programs of examples/ against a live engine: C++ and Go are built here, where they can be."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine import Engine, running_engine
+from example_programs import BUILD_SECONDS, cpp_program, go_program, python_program
+from fake_engine import Act, fake_engine, told
+from small_engines import SMALL, tiny_model
+from triptych.engine_core.errors import QueueFull, Unavailable
+
+pytestmark = [pytest.mark.e2e, pytest.mark.examples, pytest.mark.timeout(BUILD_SECONDS + 60)]
+
+PROGRAMS: dict[str, Callable[[], list[str]]] = {
+    "python": python_program,
+    "cpp": cpp_program,
+    "go": go_program,
+}
+WRITTEN = b"""\
+cancelled after 3 pieces
+== deadline
+deadline exceeded, as it should be
+== refused
+refused: sampling_params.top_p
+== session
+request 5 was aborted
+request 1: 16 tokens
+request 2: 16 tokens
+request 3: 16 tokens
+request 4: 16 tokens
+"""
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def program(request: pytest.FixtureRequest) -> list[str]:
+    return PROGRAMS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("examples")
+    model = tiny_model(folder, max_position_embeddings=1024)
+    with running_engine(model, folder / "run", *SMALL) as engine:
+        yield engine
+
+
+def run(program: list[str], *arguments: str) -> bytes:
+    done = subprocess.run([*program, *arguments], capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    return done.stdout
+
+
+def test_all_commands(program: list[str], engine: Engine) -> None:
+    written = run(program, engine.address)
+    text = engine.generate("Once upon a time", max_tokens=32, seed=1, ignore_eos=True).text
+    assert written.startswith(f"== generate\n{text}\n[32 tokens]\n== chat\n".encode())
+    cancelled = written[written.index(b"== cancel\n") + len(b"== cancel\n") :]
+    assert cancelled.startswith(WRITTEN)
+    engine.wait_idle()
+
+
+def test_a_refused_request_is_sent_again_when_the_engine_said(program: list[str]) -> None:
+    with fake_engine() as engine:
+        engine.expect(
+            Act(error=Unavailable("down", retry_after_ms=50)),
+            Act(error=QueueFull("full", retry_after_ms=50)),
+            Act(told("hello", 2)),
+        )
+        assert run(program, engine.address, "generate") == b"== generate\nhello\n[5 tokens]\n"
+        assert len(engine.requests) == 3
+
+
+def test_a_stream_goes_on_when_the_executor_is_killed(program: list[str], engine: Engine) -> None:
+    """The engine's doing: the client sees a pause."""
+    command = [*program, engine.address, "generate", "Once", "400"]
+    undisturbed = subprocess.run(command, capture_output=True, timeout=120, check=True).stdout
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        head = os.read(running.stdout.fileno(), 16)
+        while head.count(b"\n") < 1 or head.endswith(b"== generate\n"):
+            head += os.read(running.stdout.fileno(), 16)
+        os.kill(engine.pid("executor-0"), signal.SIGKILL)
+        rest = running.stdout.read()
+    assert running.returncode == 0
+    assert undisturbed.endswith(b"[400 tokens]\n")
+    assert head + rest == undisturbed
+    engine.wait_idle()
+
+
+def test_what_fails_is_said(program: list[str]) -> None:
+    done = subprocess.run(
+        [*program, "127.0.0.1:1", "nothing"], capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert b"usage: " in done.stderr

@@ -1,0 +1,105 @@
+"""The programs of examples/, built where this machine can: a second build of the same is none."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from source_tree import REPO
+
+EXAMPLES = REPO / "examples"
+BUILD = REPO / "build" / "examples"
+PROTOS = REPO / "protos" / "triptych" / "v1"
+GO_LIBRARIES = Path("/usr/share/gocode")  # where Debian keeps them
+BUILD_SECONDS = 540
+
+
+def python_program() -> list[str]:
+    return [sys.executable, str(EXAMPLES / "python" / "example.py")]
+
+
+def cpp_program() -> list[str]:
+    """Skips where the tools are missing, saying which."""
+    _need("g++", "cmake", "protoc", "grpc_cpp_plugin")
+    if not any(Path(each, "grpcpp").is_dir() for each in ("/usr/include", "/usr/local/include")):
+        pytest.skip("grpc++ is missing: apt install libgrpc++-dev")
+    found = find_spec("google.rpc")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    protos = Path(next(iter(found.submodule_search_locations))).parents[1]
+    folder = BUILD / "cpp"
+    configure = [
+        "cmake", "-S", str(EXAMPLES / "cpp"), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Debug",
+        f"-DGOOGLEAPIS_PROTOS={protos}", "-DCMAKE_CXX_FLAGS=-g0 -Werror",
+    ]  # fmt: skip
+    jobs = str(min(4, len(os.sched_getaffinity(0))))
+    compile_it = ["cmake", "--build", str(folder), "--target", "example", "-j", jobs]
+    _build("cpp", [configure, compile_it])
+    return [str(folder / "example")]
+
+
+def go_program() -> list[str]:
+    """Skips where the tools are missing, saying which."""
+    _need("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")
+    for name in ("google.golang.org/grpc", "google.golang.org/genproto"):
+        if not (GO_LIBRARIES / "src" / name).is_dir():
+            pytest.skip(f"Go's {name} is not in {GO_LIBRARIES}: see examples/go/README.md")
+    folder = BUILD / "go"
+    ours = folder / "gopath" / "src" / "triptych.dev"
+    link = ours / "examples" / "go"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(EXAMPLES / "go")
+    go = [
+        "env", "GO111MODULE=off", "GOFLAGS=", f"GOCACHE={folder / 'cache'}",
+        f"GOPATH={folder / 'gopath'}:{GO_LIBRARIES}", "go",
+    ]  # fmt: skip
+    package = "triptych.dev/examples/go"
+    commands = [
+        [str(EXAMPLES / "go" / "generate.sh"), str(ours / "gen")],
+        [*go, "vet", f"{package}/triptych", f"{package}/cmd/example"],
+        [*go, "build", "-o", str(folder / "example"), f"{package}/cmd/example"],
+    ]
+    _build("go", commands)
+    return [str(folder / "example")]
+
+
+def _need(*programs: str) -> None:
+    missing = [each for each in programs if shutil.which(each) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)} (see the examples' README.md)")
+
+
+def _build(name: str, commands: Sequence[Sequence[str]]) -> None:
+    """Run the commands unless they have been run over the same sources, by content."""
+    folder = BUILD / name
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp = folder / "built-from"
+    digest = _digest([*(EXAMPLES / name).rglob("*"), *PROTOS.glob("*.proto")], commands)
+    if stamp.exists() and stamp.read_text() == digest and (folder / "example").exists():
+        return
+    for command in commands:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=BUILD_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+    stamp.write_text(digest)
+
+
+def _digest(paths: Iterable[Path], commands: Sequence[Sequence[str]]) -> str:
+    made = hashlib.sha256(repr(commands).encode())
+    for path in sorted(paths):
+        if path.is_file():
+            made.update(str(path).encode() + b"\0" + path.read_bytes())
+    return made.hexdigest()

@@ -1,0 +1,142 @@
+"""Sessions of the synchronous client against a scripted service."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from fake_engine import Act, FakeEngine, fake_engine, told
+from triptych.client import blocking_session
+from triptych.client.api import (
+    Cancelled,
+    ChatResponse,
+    Client,
+    ClientOptions,
+    DeadlineExceeded,
+    InvalidRequest,
+    RetryPolicy,
+    SlowReader,
+    Unavailable,
+)
+from triptych.engine_core import errors as engine_errors
+from triptych.v1 import common_pb2, inference_pb2
+
+QUICK = RetryPolicy(attempts=3, first_wait=0.001, longest_wait=0.002)
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with fake_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def client(engine: FakeEngine) -> Iterator[Client]:
+    with Client(engine.address, ClientOptions(timeout=20, retry=QUICK)) as client:
+        yield client
+
+
+def test_requests_share_a_stream_and_are_read_in_any_order(
+    engine: FakeEngine, client: Client
+) -> None:
+    chat = ChatResponse(text="hi", finish_reason=common_pb2.FINISH_REASON_STOP)
+    chat.usage.completion_tokens = 1
+    engine.expect(Act(told("first", 2)), Act(told("second", 3)), Act([chat]))
+    with client.session() as session:
+        streams = [session.generate("1"), session.generate("2")]
+        talk = session.chat("3")
+        assert talk.answer().text == "hi"
+        assert [stream.answer().text for stream in reversed(streams)] == ["second", "first"]
+    assert engine.sessions == 1
+
+
+def test_a_deadline_goes_along_as_a_time_out(engine: FakeEngine, client: Client) -> None:
+    engine.expect(Act(told("ok")), Act(told("ok")), Act(told("on", end=False)))
+    own = inference_pb2.GenerateRequest(text="x", timeout_ms=5)
+    with client.session() as session:
+        session.generate("x", timeout=3).answer()
+        session.generate(own, timeout=3).answer()
+        assert 2000 <= engine.requests[0].timeout_ms <= 3000
+        assert engine.requests[1].timeout_ms <= 5
+        stream = session.generate("x", timeout=0.2)
+        next(stream)
+        with pytest.raises(DeadlineExceeded):
+            next(stream)
+        assert engine.session_cancels.get(timeout=10) == 3
+
+
+def test_a_request_that_fails_leaves_the_others_alone(engine: FakeEngine, client: Client) -> None:
+    engine.expect(
+        Act(error=engine_errors.InvalidRequest("text", "is empty")),
+        Act(told("half", end=False), error=engine_errors.Unavailable("down", retry_after_ms=1)),
+        Act(told("half and whole")),
+    )
+    with client.session() as session:
+        bad, good = session.generate(""), session.generate("x")
+        with pytest.raises(InvalidRequest, match="text: is empty"):
+            next(bad)
+        assert good.answer().text == "half and whole"
+    assert engine.sessions == 1
+
+
+def test_a_session_that_breaks_goes_on_over_a_new_stream(
+    engine: FakeEngine, client: Client
+) -> None:
+    engine.expect(
+        Act(told("abc", end=False), bare=grpc.StatusCode.UNAVAILABLE), Act(told("abcdef", 2))
+    )
+    with client.session() as session:
+        assert session.generate("x").answer().text == "abcdef"
+    assert engine.sessions == 2
+
+
+def test_cancel_by_id(engine: FakeEngine, client: Client) -> None:
+    engine.expect(Act(told("abc", end=False)), Act(told("ok")))
+    with client.session() as session:
+        stream = session.generate("x")
+        next(stream)
+        stream.cancel()
+        with pytest.raises(Cancelled):
+            next(stream)
+        assert engine.session_cancels.get(timeout=10) == 1
+        assert session.generate("y").answer().text == "ok"
+
+
+def test_a_stream_that_nobody_holds_is_cancelled(engine: FakeEngine, client: Client) -> None:
+    engine.expect(Act(told("abc", end=False)))
+    with client.session() as session:
+        for _ in session.generate("x"):
+            break
+        assert engine.session_cancels.get(timeout=10) == 1
+
+
+def test_leaving_a_session_ends_its_requests(engine: FakeEngine, client: Client) -> None:
+    engine.expect(Act(told("abc", end=False)))
+    with client.session() as session:
+        stream = session.generate("x")
+        next(stream)
+    with pytest.raises(Cancelled):
+        next(stream)
+    with pytest.raises(Cancelled):
+        session.generate("y")
+
+
+def test_what_nobody_reads_is_bounded(
+    engine: FakeEngine, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking_session, "MAX_UNREAD", 3)
+    engine.expect(Act(told("abcdefgh", 1, 2, 3, 4, 5, 6, 7)))
+    with client.session() as session:
+        stream = session.generate("x")
+        assert engine.session_cancels.get(timeout=10) == 1
+        with pytest.raises(SlowReader):
+            list(stream)
+
+
+def test_nothing_listens() -> None:
+    with (
+        Client("127.0.0.1:1", ClientOptions(retry=QUICK)) as client,
+        client.session() as session,
+        pytest.raises(Unavailable),
+    ):
+        session.generate("x").answer()
