@@ -167,7 +167,7 @@ proto-breaking: $(READY) ## buf breaking against the last tag
 	else .venv/bin/buf breaking protos --against ".git#tag=$$tag,subdir=protos"; fi
 
 clean: ## remove what was built (not .venv and .models)
-	@rm -rf build dist src/triptych/v1 .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist src/triptych/v1 src/triptych/kserve .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find client services engine_core kernels tests bench scripts -name __pycache__ -prune -exec rm -rf {} +
 
 define PREFLIGHT

@@ -194,6 +194,7 @@ ENGINE_KEYS = frozenset(
         *("run_dir", "log_level", "parent_pid", "heartbeat_interval", "heartbeat_timeout"),
         *("model", "served_model_name", "host", "port", "name", "seed"),
         *("http", "http_host", "http_port", "http_max_body_bytes", "reuse_port"),
+        *("vllm_grpc", "kserve_grpc"),
         *(
             "max_streams",
             "max_unread_tokens",

@@ -52,6 +52,7 @@ def _run(settings: TokenizerSettings) -> None:
             tokenizer=load_tokenizer(files),
             fingerprint=fingerprint(files),
             names=settings.served_model_name or (files.name,),
+            path=files.path,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, run_dir, model))

@@ -54,7 +54,7 @@ class AnswerStream:
         """End every choice as the client wished, with what there is."""
         for index, choice in enumerate(self.choices):
             choice.cancel()
-            self._changed[index] = None
+            self._wake(index)
 
     def take(self) -> Piece | None:
         """The next piece; None when there is none now. Raises the error that ended the request.
@@ -83,6 +83,11 @@ class AnswerStream:
     def has_more(self) -> bool:
         """False when `take` would find nothing."""
         return bool(self._parts or self._changed or self._best)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were not computed; 0 before the first piece."""
+        return self._prompt.cached_tokens or 0
 
     async def next(self) -> Piece:
         """Wait for the next piece. Raises the error that ended the request."""
@@ -137,5 +142,5 @@ class AnswerStream:
         return RequestUsage(
             prompt_tokens=len(self._prompt.token_ids),
             completion_tokens=sum(choice.completion_tokens for choice in self.choices),
-            cached_tokens=self._prompt.cached_tokens or 0,
+            cached_tokens=self.cached_tokens,
         )

@@ -8,14 +8,10 @@ token over gRPC does not wait for them. Who connects before that waits in the li
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import grpc
-
 from triptych.services.runtime.lifecycle import StartupError
-from triptych.services.runtime.run_dir import RunDir
-from triptych.v1 import control_pb2, control_pb2_grpc
 
 if TYPE_CHECKING:
     from triptych.services.tokenizer.openai_http.door import Door
@@ -23,7 +19,6 @@ if TYPE_CHECKING:
 
 LATEST = 2.0
 _BACKLOG = 1024
-_STATS_TIMEOUT = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -136,27 +131,3 @@ def _bound_silence(listener: socket.socket, timeout: float) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-
-
-class SchedulerStats:
-    """Asks the scheduler for its Stats, over one channel that is made at the first call."""
-
-    def __init__(self, run_dir: RunDir) -> None:
-        self._target = f"unix:{run_dir.control_socket('scheduler')}"
-        self._channel: grpc.aio.Channel | None = None
-
-    async def read(self) -> control_pb2.StatsResponse | None:
-        """None when it does not answer within a second."""
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self._target)
-        stub: Callable[..., Awaitable[control_pb2.StatsResponse]]
-        stub = control_pb2_grpc.ControlServiceStub(self._channel).Stats
-        try:
-            return await stub(control_pb2.StatsRequest(), timeout=_STATS_TIMEOUT)
-        except grpc.aio.AioRpcError:
-            return None
-
-    async def close(self) -> None:
-        """Close the channel."""
-        if self._channel is not None:
-            await self._channel.close()

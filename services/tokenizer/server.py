@@ -4,6 +4,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -22,15 +23,19 @@ from triptych.services.tokenizer.calling import parsers_of
 from triptych.services.tokenizer.generation import Generation, GenerationRules
 from triptych.services.tokenizer.grammar_checker import GrammarChecker
 from triptych.services.tokenizer.grammar_process import CheckLimits
-from triptych.services.tokenizer.http_port import HttpPort, SchedulerStats
+from triptych.services.tokenizer.http_port import HttpPort
+from triptych.services.tokenizer.interop.engine import Engine
+from triptych.services.tokenizer.interop.other_services import KSERVE, VLLM, Doors
 from triptych.services.tokenizer.outage import Outage
 from triptych.services.tokenizer.scheduler_client import SchedulerClient
 from triptych.services.tokenizer.scheduler_connection import Beats, SchedulerConnection
+from triptych.services.tokenizer.scheduler_control import SchedulerControl
 from triptych.services.tokenizer.servicer import INFERENCE_SERVICE, InferenceServicer
 from triptych.services.tokenizer.settings import TokenizerSettings
 from triptych.services.tokenizer.stats import Counters
 from triptych.services.tokenizer.structured import StructuredOutputs
 from triptych.services.tokenizer.tokenizer import Tokenizer
+from triptych.services.tokenizer.unread_watch import UnreadWatch
 from triptych.v1 import control_pb2, inference_pb2_grpc, stage_pb2
 
 if TYPE_CHECKING:
@@ -53,6 +58,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     fingerprint: str
     names: tuple[str, ...]
+    path: Path | None = None
+    """Of a file or a folder."""
 
 
 class TokenizerService:
@@ -66,7 +73,10 @@ class TokenizerService:
         self._model = model
         self._counters = Counters()
         self._admission = Admission(settings.max_streams, settings.max_prompt_bytes)
-        self._health = Health((INFERENCE_SERVICE,))
+        others = [VLLM] if settings.vllm_grpc else []
+        others += [KSERVE] if settings.kserve_grpc else []
+        self._health = Health((INFERENCE_SERVICE, *(name for name, _ in others)))
+        self._others = tuple(others)
         calls = ControlCalls(drain=self._drain, resume=self._resume)
         self._control = ControlServer(run_dir, settings.name, self.stats, calls)
         self._draining = self._stopping = False
@@ -110,8 +120,8 @@ class TokenizerService:
                 hide_uncallable_tools=settings.exclude_tools_when_tool_choice_none,
             ),
         )
+        self._scheduler_control = SchedulerControl(run_dir)
         self._server = self._public_server()
-        self._scheduler_stats = SchedulerStats(run_dir)
         self._http = HttpPort(self._door, triptych.__version__, self._http_failed)
 
     async def start(self) -> None:
@@ -147,7 +157,7 @@ class TokenizerService:
         if not await self._admission.idle(grace):
             _log.warning("requests cut off", extra={"requests": self._admission.running})
         await asyncio.gather(self._server.stop(_STOP_GRACE), self._http.stop())
-        await self._scheduler_stats.close()
+        await self._scheduler_control.close()
         self.client.stop()
         await self._control.stop()
         self._generation.prompts.close()
@@ -220,7 +230,7 @@ class TokenizerService:
             ),
             reason=lambda: self.reason,
             stats=self.stats,
-            scheduler_stats=self._scheduler_stats.read,
+            scheduler_stats=self._scheduler_control.stats,
         )
 
     def _http_failed(self, error: BaseException) -> None:
@@ -252,17 +262,27 @@ class TokenizerService:
             ],
             compression=grpc.Compression.NoCompression,
         )
+        unread = UnreadWatch(self._settings.unread_timeout)
         servicer = InferenceServicer(
-            self._generation,
-            self._admission,
-            self._counters,
-            limit,
-            self._settings.unread_timeout,
+            self._generation, self._admission, self._counters, limit, unread
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+        doors = Doors(self._generation, self._admission, self._counters, unread, self._engine())
+        for _, add in self._others:
+            add(server, doors)
         self._health.add_to(server)
-        add_reflection(server, (INFERENCE_SERVICE,))
+        add_reflection(server, (INFERENCE_SERVICE, *(name for name, _ in self._others)))
         return server
+
+    def _engine(self) -> Engine:
+        path = self._model.path
+        return Engine(
+            model_path=str(path) if path is not None else self._model.names[0],
+            folder=path if path is not None and path.is_dir() else None,
+            scheduler_stats=self._scheduler_control.stats,
+            flush_cache=self._scheduler_control.flush_cache,
+            reason=lambda: self.reason,
+        )
 
 
 async def until_done(stopping: asyncio.Event, ended: "asyncio.Future[str]") -> str | None:

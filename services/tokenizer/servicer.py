@@ -41,13 +41,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         admission: Admission,
         counters: Counters,
         max_message_bytes: int,
-        unread_timeout: float,
+        unread: UnreadWatch,
     ) -> None:
         self._generation = generation
         self._admission = admission
         self._counters = counters
         self._max_message_bytes = max_message_bytes
-        self._unread = UnreadWatch(unread_timeout)
+        self._unread = unread
 
     async def Generate(  # type: ignore[override]  # noqa: N802  # grpc.aio takes a writing coroutine
         self,
@@ -146,10 +146,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         kind: type[Response],
         context: "Context",
     ) -> None:
-        _check_deadline(context.time_remaining())
+        check_deadline(context.time_remaining())
         request = await validate()
         remaining = context.time_remaining()
-        _check_deadline(remaining)
+        check_deadline(remaining)
         with (
             self._unread.watching(context.write) as write,
             self._generation.start(request, remaining=remaining) as running,
@@ -175,6 +175,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             )
 
 
-def _check_deadline(remaining: float | None) -> None:
+def check_deadline(remaining: float | None) -> None:
+    """Raise DeadlinePassed unless a call has seconds left in which an answer can be made."""
     if remaining is not None and remaining < _LEAST_SECONDS:
         raise DeadlinePassed("the deadline passed before the request was submitted")

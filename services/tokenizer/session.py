@@ -114,7 +114,6 @@ class Session:
             return
         if (entry := self._entries.get(request_id)) is not None:
             entry.running.cancel()
-            self._wake(request_id)
 
     async def _start(self, start: inference_pb2.SessionStart) -> inference_pb2.SessionEvent | None:
         """The request's end, where it has already come to it."""

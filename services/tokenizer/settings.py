@@ -33,6 +33,17 @@ class TokenizerSettings(HeartbeatSettings):
         description="public gRPC port; 0 takes a free one",
         json_schema_extra=flag("Public endpoint"),
     )
+    vllm_grpc: bool = Field(
+        default=False,
+        description="serve vllm.grpc.engine.VllmEngine on the gRPC port, for gateways that drive "
+        "vLLM by it (needs the package smg-grpc-proto)",
+        json_schema_extra=flag("Public endpoint"),
+    )
+    kserve_grpc: bool = Field(
+        default=False,
+        description="serve KServe's inference.GRPCInferenceService on the gRPC port",
+        json_schema_extra=flag("Public endpoint"),
+    )
     http: bool = Field(
         default=True,
         description="serve OpenAI-style HTTP beside gRPC",

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "client": ("client", "v1"),
     "services.runtime": ("engine_core", "v1", "services.runtime"),
     "services.transport": ("engine_core", "v1", "services.runtime", "services.transport"),
-    "services.tokenizer": (*SHARED, "services.tokenizer"),
+    "services.tokenizer": (*SHARED, "kserve", "services.tokenizer"),
     "services.scheduler": (*SHARED, "services.scheduler"),
     "services.executor": (*SHARED, "services.executor"),
     "services.simulator": (

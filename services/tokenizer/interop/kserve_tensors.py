@@ -1,0 +1,207 @@
+"""Tensors of the Open Inference Protocol: what the text model reads of them, and what it answers.
+
+Names are those of Triton's vLLM backend, so that its clients work unchanged:
+
+    in    text_input BYTES [1] | input_ids INT32/INT64/UINT32 [n] or [1, n]
+          sampling_parameters BYTES [1] (JSON, the fields of triptych.v1.SamplingParams)
+          stream BOOL [1], exclude_input_in_output BOOL [1]
+    out   text_output BYTES [n], finish_reason BYTES [n]; output_ids INT32 [k] where asked for and
+          n is 1
+"""
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from google.protobuf import json_format
+
+from triptych.engine_core.errors import InvalidRequest
+from triptych.kserve import inference_pb2 as kserve_pb2
+from triptych.v1 import common_pb2, inference_pb2
+
+OUTPUTS = ("text_output", "finish_reason", "output_ids")
+INPUTS = {
+    "text_input": "BYTES",
+    "input_ids": "INT32",
+    "sampling_parameters": "BYTES",
+    "stream": "BOOL",
+    "exclude_input_in_output": "BOOL",
+}
+_INTEGERS = {"INT32": "i", "UINT32": "I", "INT64": "q", "UINT64": "Q"}
+_CONTENTS = {
+    "INT32": "int_contents",
+    "UINT32": "uint_contents",
+    "INT64": "int64_contents",
+    "UINT64": "uint64_contents",
+    "BOOL": "bool_contents",
+}
+_MOST_JSON_BYTES = 1 << 20
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """A ModelInferRequest, read. `outputs`: what it asks for; empty: text and finish reason."""
+
+    request: inference_pb2.GenerateRequest
+    stream: bool
+    outputs: tuple[str, ...]
+
+
+def read_inference(request: kserve_pb2.ModelInferRequest) -> Inference:
+    """Raises InvalidRequest, which names the tensor."""
+    texts, numbers = _tensors(request)
+    answer = inference_pb2.GenerateRequest(model=request.model_name, request_id=request.id[:128])
+    if ("text_input" in texts) == ("input_ids" in numbers):
+        raise InvalidRequest("inputs", "exactly one of text_input and input_ids is needed")
+    if "text_input" in texts:
+        answer.text = _text("text_input", texts)
+    else:
+        ids = numbers["input_ids"]
+        if min(ids, default=0) < 0 or max(ids, default=0) >= 1 << 32:
+            raise InvalidRequest("input_ids", "an id is not within 0 and 4294967295")
+        answer.token_ids.ids.extend(ids)
+    if "sampling_parameters" in texts:
+        answer.sampling_params.CopyFrom(_sampling_params(_text("sampling_parameters", texts)))
+    stream = _truth("stream", numbers, default=False)
+    excluded = _truth("exclude_input_in_output", numbers, default=stream)
+    answer.echo = not excluded
+    outputs = tuple(output.name for output in request.outputs)
+    for name in outputs:
+        if name not in OUTPUTS:
+            raise InvalidRequest("outputs", f"{name!r:.100} is not one of {', '.join(OUTPUTS)}")
+    return Inference(answer, stream, outputs)
+
+
+def written(
+    request: kserve_pb2.ModelInferRequest,
+    name: str,
+    outputs: Sequence[str],
+    pieces: Sequence[inference_pb2.GenerateResponse],
+) -> kserve_pb2.ModelInferResponse:
+    """The tensors of one or more pieces, one for each choice; `name` is the model's."""
+    answer = kserve_pb2.ModelInferResponse(model_name=name, model_version="1", id=request.id)
+    for output in outputs or OUTPUTS[:2]:
+        tensor = answer.outputs.add(name=output, datatype="BYTES", shape=[len(pieces)])
+        match output:
+            case "text_output":
+                raw = _bytes_tensor(piece.text.encode() for piece in pieces)
+            case "finish_reason":
+                raw = _bytes_tensor(_reason(piece).encode() for piece in pieces)
+            case _:
+                if len(pieces) != 1:
+                    raise InvalidRequest("outputs", "output_ids: only of one choice (n 1)")
+                ids = pieces[0].token_ids
+                tensor.datatype, tensor.shape[:] = "INT32", [len(ids)]
+                raw = struct.pack(f"<{len(ids)}i", *ids)
+        answer.raw_output_contents.append(raw)
+    return answer
+
+
+def _reason(piece: inference_pb2.GenerateResponse) -> str:
+    name: str = common_pb2.FinishReason.Name(piece.finish_reason)
+    reason = name.removeprefix("FINISH_REASON_").lower()
+    return "" if reason == "unspecified" else reason
+
+
+def _tensors(
+    request: kserve_pb2.ModelInferRequest,
+) -> tuple[dict[str, Sequence[bytes]], dict[str, Sequence[int]]]:
+    """The inputs by name: those of datatype BYTES, and the others."""
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidRequest(
+            "raw_input_contents", f"{len(raw)} of them for {len(request.inputs)} inputs"
+        )
+    texts: dict[str, Sequence[bytes]] = {}
+    numbers: dict[str, Sequence[int]] = {}
+    for index, tensor in enumerate(request.inputs):
+        name = tensor.name
+        if name not in INPUTS or name in texts or name in numbers:
+            known = ", ".join(INPUTS)
+            raise InvalidRequest(
+                "inputs", f"{name!r:.100} is not one of {known}, or is there twice"
+            )
+        _check_datatype(tensor)
+        values: Sequence[bytes] | Sequence[int]
+        if tensor.datatype == "BYTES":
+            values = texts[name] = (
+                _read_bytes(name, raw[index]) if raw else tensor.contents.bytes_contents
+            )
+        else:
+            values = numbers[name] = (
+                _read_numbers(name, tensor.datatype, raw[index])
+                if raw
+                else getattr(tensor.contents, _CONTENTS[tensor.datatype])
+            )
+        if math.prod(tensor.shape) != len(values):
+            shape = list(tensor.shape)
+            raise InvalidRequest(name, f"shape {shape!s:.100} of {len(values)} elements")
+    return texts, numbers
+
+
+def _check_datatype(tensor: kserve_pb2.ModelInferRequest.InferInputTensor) -> None:
+    wanted = INPUTS[tensor.name]
+    fits = tensor.datatype in _INTEGERS if wanted == "INT32" else tensor.datatype == wanted
+    if not fits:
+        raise InvalidRequest(tensor.name, f"datatype {tensor.datatype!r:.20}, not {wanted}")
+
+
+def _read_numbers(name: str, datatype: str, raw: bytes) -> Sequence[int]:
+    if datatype == "BOOL":
+        return [int(byte != 0) for byte in raw]
+    code = _INTEGERS[datatype]
+    size = struct.calcsize(f"<{code}")
+    if len(raw) % size:
+        raise InvalidRequest(name, f"{len(raw)} bytes are no whole number of {datatype}")
+    return struct.unpack(f"<{len(raw) // size}{code}", raw)
+
+
+def _read_bytes(name: str, raw: bytes) -> list[bytes]:
+    values, at = [], 0
+    while at < len(raw):
+        if at + _LENGTH.size > len(raw):
+            raise InvalidRequest(name, "its bytes end within a length")
+        (length,) = _LENGTH.unpack_from(raw, at)
+        at += _LENGTH.size
+        if at + length > len(raw):
+            raise InvalidRequest(name, f"an element of {length} bytes is longer than what is there")
+        values.append(raw[at : at + length])
+        at += length
+    return values
+
+
+def _bytes_tensor(values: Iterator[bytes]) -> bytes:
+    return b"".join(_LENGTH.pack(len(value)) + value for value in values)
+
+
+def _truth(name: str, numbers: Mapping[str, Sequence[int]], *, default: bool) -> bool:
+    values = numbers.get(name, (default,))
+    if len(values) != 1:
+        raise InvalidRequest(name, f"{len(values)} elements, 1 is needed")
+    return bool(values[0])
+
+
+def _text(name: str, texts: Mapping[str, Sequence[bytes]]) -> str:
+    values = texts[name]
+    if len(values) != 1:
+        raise InvalidRequest(name, f"{len(values)} elements, 1 is needed: a message is one request")
+    try:
+        return values[0].decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(name, "it is not UTF-8") from error
+
+
+def _sampling_params(text: str) -> common_pb2.SamplingParams:
+    name = "sampling_parameters"
+    if len(text) > _MOST_JSON_BYTES:
+        raise InvalidRequest(name, f"{len(text)} characters, the bound is {_MOST_JSON_BYTES}")
+    params = common_pb2.SamplingParams()
+    if not text.strip():
+        return params
+    try:
+        json_format.Parse(text, params, max_recursion_depth=16)
+    except json_format.ParseError as error:
+        raise InvalidRequest(name, f"{str(error)[:200]}") from error
+    return params
