@@ -12,6 +12,7 @@ after each figure; what does not fit into --seconds is left out, and named.
 """
 
 import argparse
+import gc
 import sys
 import time
 from dataclasses import dataclass
@@ -91,6 +92,8 @@ class Bench:
         """All plans of a shape; the weights are made once."""
         if self._late(shape.name):
             return
+        gc.collect()
+        self._device.trim()
         try:
             model = random_model(shape, self._device, self._options("graphs"))
             for plan in plans:
@@ -112,6 +115,7 @@ class Bench:
         )
 
     def _plan(self, shape: Shape, model: DeviceModel, plan: str) -> None:
+        gc.collect()  # the plan before, which graphs may keep alive in a circle
         self._device.trim()
         self._device.reset_peak()
         start = time.monotonic()

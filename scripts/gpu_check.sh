@@ -26,6 +26,9 @@ OUT=$(realpath "$OUT") WORK=$(realpath "$WORK")
 SITE=$WORK/site
 export PYTHONPATH=$SITE PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PATH=$SITE/bin:$PATH
+# Nothing of the machine's own: neither its pytest plug-ins, nor a warning of another version of torch
+# as an error.
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTEST_ADDOPTS="-p pytest_timeout -W default"
 failed=0
 : >"$OUT/summary.txt"
 

@@ -102,7 +102,7 @@ def _kernels(
     mixed = {"FEW": few_queries(tiles.decode.rows, group), "ROW_SLOTS": 128}
     merge = Tiles(1, 1, 1, 3)
     yield variant("split", split_kernel, tiles.decode, 16, **decode)
-    yield variant("merge", merge_kernel, merge, **decode)
+    yield variant("merge", merge_kernel, merge, 0, **decode)
     yield variant("prefill", prefill_kernel, tiles.prefill, _SPILLS, FEW=0, ROW_SLOTS=16)
     if codes is None and dtype == torch.bfloat16:  # of the others there would be little new to see
         yield variant("mixed-split", split_kernel, tiles.decode, 16, **mixed)

@@ -15,8 +15,8 @@ _BLOCK = 1024
 def _embed_kernel(
     token_ids, table, out, first, rows, size, stride, out_stride, BLOCK: tl.constexpr
 ):
-    token = tl.program_id(1).to(tl.int64)
-    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(token_ids + token) - first
     here = (row >= 0) & (row < rows)
     place = tl.where(here, row, 0).to(tl.int64)
@@ -29,7 +29,7 @@ def embed(token_ids: torch.Tensor, table: torch.Tensor, first: int, out: torch.T
     """out [T, H] = table[token_ids - first], zeros where an id is not in the table [rows, H]."""
     tokens, size = out.shape
     if tokens:
-        _embed_kernel[(triton.cdiv(size, _BLOCK), tokens)](
+        _embed_kernel[(tokens, triton.cdiv(size, _BLOCK))](
             token_ids, table, out, first, len(table), size, table.stride(0), out.stride(0),
             BLOCK=_BLOCK,
         )  # fmt: skip

@@ -13,8 +13,8 @@ _BLOCK = 1024
 
 @triton.jit
 def _gate_kernel(gate_up, out, stride, out_stride, size, GELU: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     within = lanes < size
     gate = tl.load(gate_up + row * stride + lanes, mask=within, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + size + lanes, mask=within, other=0.0).to(tl.float32)
@@ -40,7 +40,7 @@ def gelu_tanh_gate(gate_up: torch.Tensor, out: torch.Tensor) -> None:
 def _launch(gate_up: torch.Tensor, out: torch.Tensor, *, gelu: bool) -> None:
     tokens, size = out.shape
     if tokens:
-        _gate_kernel[(triton.cdiv(size, _BLOCK), tokens)](
+        _gate_kernel[(tokens, triton.cdiv(size, _BLOCK))](
             gate_up, out, gate_up.stride(0), out.stride(0), size, GELU=gelu, BLOCK=_BLOCK
         )
 

@@ -140,7 +140,12 @@ def _logprob(x, peak, log_total):
     return exact.to(tl.float32)
 
 
-@triton.jit
+# Where results lie in their memory differs from step to step.
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "logprobs", "ranks", "top_counts", "top_ids", "top_logprobs",
+    ]
+)  # fmt: skip
 def logprobs_kernel(
     logits, row_stride, rows, params, token_ids, candidates, sums, closer,
     logprobs, ranks, top_counts, top_ids, top_logprobs, top_stride, splits,

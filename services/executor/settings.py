@@ -110,7 +110,7 @@ class ExecutorSettings(StepSizeSettings, StepWatchSettings):
     )
     cudagraph_capture_sizes: str | None = Field(
         default=None,
-        pattern=r"^\d{1,5}(,\d{1,5})*$",
+        pattern=r"^[1-9]\d{0,4}(,[1-9]\d{0,4})*$",
         description="numbers of sequences that CUDA graphs are captured for, like 1,2,4,8",
         json_schema_extra=flag("Execution", default="1,2,4, by 8 to 256, by 16 to 512"),
     )

@@ -47,12 +47,19 @@ def test_the_usual_sizes() -> None:
 )
 def test_sizes_that_were_asked_for(sizes: list[int], max_num_seqs: int, rows: int) -> None:
     buckets = Buckets.of(sizes, max_num_seqs)
-    assert set(buckets.sizes) <= set(sizes)
+    assert set(buckets.sizes) <= {*sizes, max_num_seqs}
+    assert all(1 <= size <= max_num_seqs for size in buckets.sizes), "buffers hold no more rows"
+    assert list(buckets.sizes) == sorted(set(buckets.sizes))
     if rows <= max_num_seqs:
-        holding = [size for size in sizes if size >= rows]
+        holding = [min(size, max_num_seqs) for size in sizes if size >= rows]
         assert buckets.for_rows(rows) == (min(holding) if holding else None)
-    above = [size for size in buckets.sizes if size > max_num_seqs]
-    assert len(above) <= 1, "more than one that no step needs"
+
+
+def test_sizes_above_every_step_are_captured_for_the_largest(tmp_path: Path) -> None:
+    save(tiny_model("llama", {}), tmp_path)
+    backend = _opened(tmp_path, capture_sizes=(3, 700))
+    assert backend.device_facts().num_graphs == 2
+    backend.close()
 
 
 class Pair:

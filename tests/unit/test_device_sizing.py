@@ -62,6 +62,13 @@ def test_settings_of_the_step_are_made_room_for(folder: Path) -> None:
     assert many < few
 
 
+@pytest.mark.parametrize(("seqs", "tokens"), [(8, 48), (64, 512)])
+def test_graphs_are_measured_over_inputs_in_range(folder: Path, seqs: int, tokens: int) -> None:
+    """Whatever the step that was tried before has left where they read."""
+    options = replace(OPTIONS, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+    assert device_blocks(loaded(folder, options, 64 << 20)) > 0
+
+
 def test_kv_cache_memory_wins(folder: Path) -> None:
     model = loaded(folder, replace(OPTIONS, kv_cache_memory=1 << 18), 16 << 20)
     assert device_blocks(model) == (1 << 18) // model.kv_form.block_bytes

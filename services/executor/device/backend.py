@@ -6,7 +6,7 @@ samples, and what goes to the host.
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -28,14 +28,13 @@ from triptych.services.executor.device.loading import DeviceModel, load_device_m
 from triptych.services.executor.device.memory_profile import KNOBS
 from triptych.services.executor.device.opening import open_device
 from triptych.services.executor.device.results import DeviceStep, Request, Results
-from triptych.services.executor.device.runtime import NO_DEVICE_INPUTS, Runtime, largest_step
+from triptych.services.executor.device.runtime import NO_DEVICE_INPUTS, Runtime
 from triptych.services.executor.device.sizing import device_blocks, host_blocks, network_of
+from triptych.services.executor.device.warm_up import warm_steps
 from triptych.services.executor.device_inputs import DeviceInputs
 from triptych.services.executor.step_inputs import Ints, StepInputs
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import ModelFiles
-
-_WARM_TOKENS = (16, 32, 64, 128, 256, 1024, 1 << 30)
 
 _log = logging.getLogger(__name__)
 
@@ -211,16 +210,21 @@ class DeviceBackend:
             self._device.run(_keeping(drawn, self._runtime.buffers.previous))
 
     def _warm_up(self, num_blocks: int) -> None:
-        """Run steps that use every kernel, so that none is compiled while somebody waits: in the
-        sizes that kernels tell apart."""
-        model, capacity = self._model, self._runtime.capacity
-        if not self._runtime.graphs.by_rows:
-            self._runtime.queue_decode()  # the inputs of no step are padding
-        most = min(capacity.tokens, num_blocks * model.options.block_size)
-        for tokens in _WARM_TOKENS if self._device.kind == "cuda" else _WARM_TOKENS[:1]:
-            small = replace(capacity, tokens=min(tokens, most))
-            inputs, sampled = largest_step(small, model.max_model_len, model.options.block_size)
-            self._runtime.queue(inputs, sampled, model.vocabulary_size)
+        """Run steps that use every kernel, so that none is compiled while somebody waits. Where
+        nothing is compiled, a small one."""
+        model, runtime = self._model, self._runtime
+        if not runtime.graphs.by_rows:
+            runtime.queue_decode()  # the inputs of no step are padding
+        steps = warm_steps(
+            runtime.capacity, model.max_model_len, model.options.block_size, num_blocks
+        )
+        compiles = self._device.kind == "cuda"
+        for number, (inputs, sampled) in enumerate(islice(steps, None if compiles else 1)):
+            if compiles and number == 0:
+                # A tokenizer may have fewer ids than the model: an odd number is the other kind
+                # that samplers are compiled for.
+                runtime.queue(inputs, sampled, (model.vocabulary_size - 1) | 1)
+            runtime.queue(inputs, sampled, model.vocabulary_size)
         self._device.synchronize()
 
     def _make_runtime(self, capacity: StepCapacity) -> Runtime:

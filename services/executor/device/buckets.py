@@ -28,10 +28,9 @@ class Buckets:
 
     @classmethod
     def of(cls, sizes: Iterable[int], max_num_seqs: int) -> "Buckets":
-        """The sizes that were asked for; those that no step needs are left out."""
-        wanted = sorted({size for size in sizes if size >= 1})
-        enough = bisect_left(wanted, max_num_seqs)
-        return cls(tuple(wanted[: enough + 1]))
+        """The sizes that were asked for. One that is larger than every batch is the largest
+        batch's: there are buffers for no more rows."""
+        return cls(tuple(sorted({min(size, max_num_seqs) for size in sizes if size >= 1})))
 
     def for_rows(self, num_rows: int) -> int | None:
         """The smallest size that holds so many rows; None: there is none, the step runs eagerly."""

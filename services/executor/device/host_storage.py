@@ -1,6 +1,7 @@
 """Blocks that a device has no room for, in pinned host memory, and the copies to and from there."""
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import torch
 
@@ -9,6 +10,8 @@ from triptych.services.executor.device.kv_cache import KvCache
 
 Pairs = Sequence[tuple[int, int]]
 """(source, target) block ids."""
+
+_CHUNK_BYTES = 1 << 30
 
 
 class HostStorage:
@@ -25,11 +28,11 @@ class HostStorage:
         block = (shape[0], 2, *shape[3:])
         self._device = device
         self._cache = cache
-        self._host = device.pinned((num_blocks, *block), form.dtype)
+        self._host = _HostBlocks(device, num_blocks, block, form.dtype)
         self._stage = device.empty(block, form.dtype)
         self._host_scales = self._stage_scales = None
         if form.scaled:
-            self._host_scales = device.pinned((num_blocks, *block[:-1]), torch.float32)
+            self._host_scales = _HostBlocks(device, num_blocks, block[:-1], torch.float32)
             self._stage_scales = device.empty(block[:-1], torch.float32)
         self.num_blocks = num_blocks
         self.blocks_stored = 0
@@ -51,11 +54,30 @@ class HostStorage:
                 self._device.run(_copying(data[:, :, target], stage))
         self.blocks_loaded += len(pairs)
 
-    def _parts(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def _parts(self) -> Iterator[tuple[torch.Tensor, "_HostBlocks", torch.Tensor]]:
         yield self._cache.data, self._host, self._stage
-        if self._host_scales is not None:
-            assert self._cache.scales is not None and self._stage_scales is not None  # noqa: PT018
-            yield self._cache.scales, self._host_scales, self._stage_scales
+        scales, stage = self._cache.scales, self._stage_scales
+        if self._host_scales is not None and scales is not None and stage is not None:
+            yield scales, self._host_scales, stage
+
+
+class _HostBlocks:
+    """Pinned memory of blocks, in chunks of up to a gibibyte: torch rounds the size of what it pins
+    up to a power of two, which of all at once could be nearly twice as much."""
+
+    def __init__(
+        self, device: Device, num_blocks: int, shape: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        self._each = max(1, _CHUNK_BYTES // (prod(shape) * dtype.itemsize))
+        self._chunks = [
+            device.pinned((min(self._each, num_blocks - first), *shape), dtype)
+            for first in range(0, num_blocks, self._each)
+        ]
+
+    def __getitem__(self, block: int) -> torch.Tensor:
+        """Its memory."""
+        chunk, place = divmod(block, self._each)
+        return self._chunks[chunk][place]
 
 
 def queue_copies(device: Device, cache: KvCache, pairs: Pairs) -> None:

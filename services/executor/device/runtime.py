@@ -56,6 +56,7 @@ class Runtime:
 
     def capture(self, buckets: Buckets) -> None:
         """Capture the graphs of decode steps. Raises DeviceMemoryError, DeviceError."""
+        self._inputs.clear()  # each runs once before it is captured
         self.graphs = capture_graphs(self._device, buckets, self._decode)
 
     def queue_decode(self) -> None:

@@ -64,7 +64,12 @@ class StaticInputs:
             for memory in (device.pinned((size,), torch.int32) for _ in range(_HOST_BUFFERS))
         ]
         self._turn = 0
-        packer = _Packer(self._hosts[0])  # a graph may be run before there is a step
+        self.clear()
+
+    def clear(self) -> None:
+        """Queue padding alone to the places that graphs read: a step that ran eagerly left anything
+        there, which may be out of every range."""
+        packer = _Packer(self._free_host())
         for name, padding in _FIXED.items():
             packer.add(name, np.empty(0, np.int32), self._stride, padding)
         self._queue(packer.end)

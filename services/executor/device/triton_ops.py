@@ -189,9 +189,10 @@ class TritonOps:
         """As `Ops.sample`. Takes memory where there are more samples, or ids, than ever before."""
         count, room = len(columns.rows), self._draws
         if room is None or room.vocabulary != vocabulary_size or len(room.peaks) < count:
-            # The largest step is tried when a device is opened: its workspace stays.
-            self._draws = None
-            room = self._draws = sampler_workspace(count, vocabulary_size, self._device)
+            # The largest step is tried when a device is opened: room for as many samples stays.
+            most = count if room is None else max(count, len(room.peaks))
+            self._draws = room = None  # both do not fit
+            room = self._draws = sampler_workspace(most, vocabulary_size, self._device)
         asked = columns.features
         features = Features(asked.noise, asked.top_k, asked.top_p, asked.penalties)
         sample(logits, columns, vocabulary_size, out, room, features)
