@@ -65,7 +65,9 @@ HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=600s \
   CMD ["triptych-probe", "127.0.0.1:50051", "triptych.v1.InferenceService"]
 
 FROM runtime AS cuda
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Kernels are compiled at the first start, for the GPU that is there, and kept beside the weights.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    TRITON_CACHE_DIR=/var/cache/triptych/triton
 COPY --from=build-cuda /opt/triptych /opt/triptych
 
 # The last one is what a build without --target makes.

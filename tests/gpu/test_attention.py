@@ -7,19 +7,14 @@ import pytest
 import torch
 
 from attention_cases import Case, Shape, make_case, truth
+from attention_launches import prefilled
 from triptych.kernels.ops import PAGED_ATTENTION
 from triptych.kernels.reference import rotary_store as plain
 from triptych.kernels.triton.paged_attention import (
     decode_attention,
     decode_workspace,
-    prefill_attention,
 )
 from triptych.kernels.triton.rotary_store import rotary_store
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
 
 BF16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
 ROWS = [(1, 1), (64, 64), (1, 1500), (3, 256), (130, 700), (1, 513), (16, 2000), (1, 257)]
@@ -39,16 +34,6 @@ def decoded(case: Case, rows: torch.Tensor, workspace: torch.Tensor) -> torch.Te
     decode_attention(
         q, case.k_cache, case.v_cache, case.block_tables[rows], case.kv_lengths[rows], out,
         workspace, shape.scale, shape.window, shape.cap, case.scales,
-    )  # fmt: skip
-    return out
-
-
-def prefilled(case: Case, workspace: torch.Tensor | None = None) -> torch.Tensor:
-    shape = case.shape
-    out = torch.full_like(case.q, 7.0)
-    prefill_attention(
-        case.q, case.k_cache, case.v_cache, case.row_starts, case.kv_lengths, case.block_tables,
-        out, shape.scale, shape.window, shape.cap, case.scales, workspace,
     )  # fmt: skip
     return out
 

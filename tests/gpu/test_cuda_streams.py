@@ -10,11 +10,6 @@ from device_checks import CHECKS, values
 from triptych.services.executor.device.device import Device
 from triptych.services.executor.device.opening import open_device
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Device]:

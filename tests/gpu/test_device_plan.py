@@ -5,6 +5,7 @@ import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,11 +19,6 @@ from triptych.kernels.sampler_params import SamplerParams
 from triptych.services.executor.backend import BackendOptions, KvCacheDtype, open_backend
 from triptych.services.executor.device.backend import DeviceBackend
 from triptych.services.runtime.model_files import resolve_model
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
 
 SIZES: dict[str, object] = {
     "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8,
@@ -186,4 +182,30 @@ def test_it_takes_the_share_of_memory_that_it_may(folder: tuple[torch.nn.Module,
         driver.step([(each, tokens_of(120, start)) for each in sequences[start : start + 4]])
     driver.step([(each, [1]) for each in sequences])
     assert total - torch.cuda.mem_get_info()[0] <= (share + 0.01) * total
+    backend.close()
+
+
+@pytest.mark.parametrize("plan", ["cudagraph", "eager"])
+def test_nothing_is_compiled_once_it_is_open(
+    folder: tuple[torch.nn.Module, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    plan: Literal["cudagraph", "eager"],
+) -> None:
+    """Whatever steps come: numbers of rows, of tokens and of samples, logprobs, a tokenizer with
+    fewer ids than the model. Somebody would wait for it."""
+    backend = opened(folder[1], replace(OPTIONS, plan=plan, deterministic=False))
+    compiled: list[object] = []
+    hook = "triton.knobs.runtime.jit_post_compile_hook"
+    monkeypatch.setattr(hook, lambda **facts: compiled.append(facts["repr"]))
+    driver = DeviceDriver(backend, 512, 40)
+    params = SamplerParams(temperature=0.8, top_k=9, top_p=0.9, presence_penalty=0.5, logprobs=3)
+    for count in (1, 2, 3, 5, 16, 17, 33, 39):
+        sequences = [DrivenSequence() for _ in range(count)]
+        samples = [Sample(row, params, output=[1]) for row in range(count)]
+        prompts = [(each, tokens_of(1 + 2 * row % 11, row)) for row, each in enumerate(sequences)]
+        for rows in (prompts, [(each, [7]) for each in sequences]):
+            inputs, device = driver.write(rows, samples)
+            device = replace(device, vocabulary_size=991)
+            backend.launch(inputs, device, driver.logits).wait()
+    assert compiled == []
     backend.close()

@@ -113,3 +113,20 @@ def test_greedy_over_many_rows() -> None:
     room = sampler_workspace(256, vocabulary, "cuda")
     sample(logits, of_asks, vocabulary, out, room, Features(False, False, False, False))
     assert torch.equal(out, logits.argmax(1).int())
+
+
+def test_more_tokens_than_a_grid_is_high() -> None:
+    """CUDA takes 65535 programs in the second and third direction of a grid."""
+    from triptych.kernels.triton.embedding import embed
+    from triptych.kernels.triton.silu_gate import silu_gate
+
+    tokens = 70_000
+    with torch.device("cuda"):
+        table, out = torch.randn(50, 24), torch.empty(tokens, 24)
+        ids = torch.randint(0, 50, (tokens,), dtype=torch.int32)
+        gate_up, gated = torch.randn(tokens, 16), torch.empty(tokens, 8)
+    embed(ids, table, 0, out)
+    assert torch.equal(out, table[ids])
+    silu_gate(gate_up, gated)
+    expected = torch.nn.functional.silu(gate_up[:, :8]) * gate_up[:, 8:]
+    torch.testing.assert_close(gated, expected)

@@ -13,11 +13,6 @@ from triptych.services.executor.device.group_collectives import GroupCollectives
 from triptych.services.executor.rank_group import RankGroup
 from triptych.services.runtime.run_dir import RunDir
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
 DEVICE = torch.device("cuda", 0)
 
 

@@ -16,12 +16,17 @@ from triptych.kernels.sampler_params import NO_LOGPROBS, NO_TOKEN, SamplerParams
 from triptych.services.executor.backend import (
     BackendOptions,
     DrawnColumns,
+    KvCacheDtype,
     MeasuredBackend,
     PipelinedBackend,
     open_backend,
 )
+from triptych.services.executor.device import host_storage
 from triptych.services.executor.device.backend import DeviceBackend
+from triptych.services.executor.device.device import DeviceMemoryError
+from triptych.services.executor.device.emulated_device import EmulatedDevice
 from triptych.services.executor.step_inputs import StepInputsError
+from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.runtime.model_files import resolve_model
 
 OPTIONS = BackendOptions(
@@ -247,8 +252,14 @@ def test_reserve_makes_room(folder: Path) -> None:
     backend.close()
 
 
-def test_blocks_go_to_host_memory_and_come_back(backend: DeviceBackend) -> None:
-    """A sequence's blocks are stored, overwritten, and loaded elsewhere: it goes on as it was."""
+@pytest.mark.parametrize(("cache", "chunk"), [("auto", 1 << 30), ("auto", 1), ("int8", 5000)])
+def test_blocks_go_to_host_memory_and_come_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cache: KvCacheDtype, chunk: int
+) -> None:
+    """A sequence's blocks are stored, overwritten, and loaded elsewhere: it goes on as it was.
+    Host blocks lie in one piece of memory, or in several."""
+    monkeypatch.setattr(host_storage, "_CHUNK_BYTES", chunk)
+    backend = opened(folder, replace(OPTIONS, kv_cache_dtype=cache))
     driver = DeviceDriver(backend)
     tokens = list(range(10, 22))  # three blocks
     sequence = DrivenSequence()
@@ -272,8 +283,19 @@ def test_blocks_go_to_host_memory_and_come_back(backend: DeviceBackend) -> None:
     loaded.wait()
     np.testing.assert_array_equal(driver.logits[0], expected)
     facts = backend.device_facts()
-    assert facts.blocks_stored >= 3
-    assert facts.blocks_loaded >= 3
+    assert (facts.blocks_stored, facts.blocks_loaded) == (3, 3)
+    backend.close()
+
+
+def test_host_memory_that_cannot_be_pinned_is_told_with_its_setting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> torch.Tensor:
+        raise DeviceMemoryError("out of memory")
+
+    monkeypatch.setattr(EmulatedDevice, "pinned", refuse)
+    with pytest.raises(StartupError, match=r"swap_space: the host does not pin .* --swap-space"):
+        opened(folder, OPTIONS)
 
 
 def test_a_block_that_is_stored_and_loaded_in_one_step(backend: DeviceBackend) -> None:

@@ -2,12 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from step_driver import StepDriver
+from tiny_models import save, tiny_model
+from triptych.services.executor.backend import BackendOptions
+from triptych.services.executor.collectives import ALONE
+from triptych.services.executor.device.backend import DeviceBackend
 from triptych.services.executor.device.capacity import StepCapacity
+from triptych.services.executor.device.emulated_device import EmulatedDevice
+from triptych.services.executor.device.loading import load_device_model
 from triptych.services.executor.device.warm_up import WARM_TOKENS, warm_steps
 from triptych.services.executor.step_inputs import StepInputs
+from triptych.services.runtime.model_files import resolve_model
 
 BLOCK_SIZE, MAX_MODEL_LEN = 16, 4096
 
@@ -61,3 +71,25 @@ def test_every_number_of_tokens_that_products_have_tiles_for() -> None:
 def test_small_steps_and_caches() -> None:
     assert max(step.num_tokens for step in steps_of(tokens=1, rows=1)) == 1
     assert max(step.num_tokens for step in steps_of(tokens=64, rows=2, num_blocks=1)) == 16
+
+
+@pytest.mark.parametrize("plan", ["cudagraph", "eager"])
+def test_all_of_them_run_and_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str
+) -> None:
+    """Opened as a device that compiles is, and as one that does not."""
+    save(tiny_model("llama", {"max_position_embeddings": 64}), tmp_path)
+    options = BackendOptions(
+        device="emulated", block_size=4, max_num_seqs=3, max_num_batched_tokens=20,
+        plan="eager" if plan == "eager" else "cudagraph",
+    )  # fmt: skip
+    model = load_device_model(
+        resolve_model(str(tmp_path)), options, lambda *_: None, ALONE, EmulatedDevice()
+    )
+    logits = []
+    for kind in ("emulated", "cuda"):
+        monkeypatch.setattr(EmulatedDevice, "kind", kind)
+        backend = DeviceBackend(model, 40)
+        logits.append(StepDriver(backend).run(list(range(3, 20))))
+    np.testing.assert_array_equal(logits[0], logits[1])
+    model.device.close()

@@ -221,9 +221,11 @@ class DeviceBackend:
         compiles = self._device.kind == "cuda"
         for number, (inputs, sampled) in enumerate(islice(steps, None if compiles else 1)):
             if compiles and number == 0:
-                # A tokenizer may have fewer ids than the model: an odd number is the other kind
-                # that samplers are compiled for.
-                runtime.queue(inputs, sampled, (model.vocabulary_size - 1) | 1)
+                # A tokenizer may have fewer ids than the model, and samplers are compiled for
+                # multiples of 16 and for other numbers.
+                ids = model.vocabulary_size
+                for fewer in {(ids - 1) | 1, max(ids // 16 * 16, 1)} - {ids}:
+                    runtime.queue(inputs, sampled, fewer)
             runtime.queue(inputs, sampled, model.vocabulary_size)
         self._device.synchronize()
 

@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from triptych.services.executor.device.device import Device, Work
+from triptych.services.executor.device.device import Device, DeviceMemoryError, Work
 from triptych.services.executor.device.kv_cache import KvCache
 
 Pairs = Sequence[tuple[int, int]]
@@ -68,11 +68,18 @@ class _HostBlocks:
     def __init__(
         self, device: Device, num_blocks: int, shape: Sequence[int], dtype: torch.dtype
     ) -> None:
-        self._each = max(1, _CHUNK_BYTES // (prod(shape) * dtype.itemsize))
-        self._chunks = [
-            device.pinned((min(self._each, num_blocks - first), *shape), dtype)
-            for first in range(0, num_blocks, self._each)
-        ]
+        block_bytes = prod(shape) * dtype.itemsize
+        self._each = max(1, _CHUNK_BYTES // block_bytes)
+        try:
+            self._chunks = [
+                device.pinned((min(self._each, num_blocks - first), *shape), dtype)
+                for first in range(0, num_blocks, self._each)
+            ]
+        except DeviceMemoryError as error:
+            raise DeviceMemoryError(
+                f"swap_space: the host does not pin {num_blocks * block_bytes} bytes ({error}): a "
+                f"smaller --swap-space takes less"
+            ) from error
 
     def __getitem__(self, block: int) -> torch.Tensor:
         """Its memory."""

@@ -11,8 +11,9 @@ from triptych.services.executor.device.runtime import NO_DEVICE_INPUTS, largest_
 from triptych.services.executor.device_inputs import DeviceInputs
 from triptych.services.executor.step_inputs import StepInputs
 
-WARM_TOKENS = (16, 32, 64, 128, 256, 1024, 1 << 30)
-"""Numbers of tokens that products have tiles of their own up to."""
+WARM_TOKENS = (16, 32, 64, 128, 192, 256, 1024, 1 << 30)
+"""Numbers of tokens that products are computed otherwise for: by other tiles, in two tiles of 128
+tokens, by the vendor's library."""
 _ROW_SLOTS = (16, 128, 1024)
 """Numbers of rows that attention is compiled for (kernels/triton/attention_call.py); beyond, powers
 of two."""

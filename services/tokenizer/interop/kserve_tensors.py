@@ -10,6 +10,7 @@ Names are those of Triton's vLLM backend, so that its clients work unchanged:
 """
 
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from google.protobuf import json_format
 
 from triptych.engine_core.errors import InvalidRequest
 from triptych.kserve import inference_pb2 as kserve_pb2
+from triptych.services.tokenizer.validation import MAX_REQUEST_ID_BYTES
 from triptych.v1 import common_pb2, inference_pb2
 
 OUTPUTS = ("text_output", "finish_reason", "output_ids")
@@ -37,6 +39,15 @@ _CONTENTS = {
     "BOOL": "bool_contents",
 }
 _MOST_JSON_BYTES = 1 << 20
+_MOST_DIMENSIONS = 8
+MAX_ID_BYTES = 1024
+"""Of a request's id, which every answer repeats."""
+_LOGPROBS = ("logprobs", "prompt_logprobs")
+_TENSORS = (
+    (re.compile(r"^token_ids(\.ids)?"), "input_ids"),
+    (re.compile(r"^(text|prompt)\b"), "text_input"),
+    (re.compile(r"^sampling_params\b"), "sampling_parameters"),
+)
 _LENGTH = struct.Struct("<I")
 
 
@@ -49,10 +60,23 @@ class Inference:
     outputs: tuple[str, ...]
 
 
+def renamed(error: InvalidRequest) -> InvalidRequest:
+    """A refusal of the GenerateRequest, with the name of the tensor that said so."""
+    field = error.field
+    for ours, theirs in _TENSORS:
+        field = ours.sub(theirs, field)
+    return InvalidRequest(field, error.description)
+
+
 def read_inference(request: kserve_pb2.ModelInferRequest) -> Inference:
     """Raises InvalidRequest, which names the tensor."""
+    name = request.id.encode()
+    if len(name) > MAX_ID_BYTES:
+        raise InvalidRequest("id", f"{len(name)} bytes, more than {MAX_ID_BYTES}")
+    outputs = _outputs(request)
     texts, numbers = _tensors(request)
-    answer = inference_pb2.GenerateRequest(model=request.model_name, request_id=request.id[:128])
+    label = name[:MAX_REQUEST_ID_BYTES].decode(errors="ignore")  # for logs only: cut, not refused
+    answer = inference_pb2.GenerateRequest(model=request.model_name, request_id=label)
     if ("text_input" in texts) == ("input_ids" in numbers):
         raise InvalidRequest("inputs", "exactly one of text_input and input_ids is needed")
     if "text_input" in texts:
@@ -67,10 +91,8 @@ def read_inference(request: kserve_pb2.ModelInferRequest) -> Inference:
     stream = _truth("stream", numbers, default=False)
     excluded = _truth("exclude_input_in_output", numbers, default=stream)
     answer.echo = not excluded
-    outputs = tuple(output.name for output in request.outputs)
-    for name in outputs:
-        if name not in OUTPUTS:
-            raise InvalidRequest("outputs", f"{name!r:.100} is not one of {', '.join(OUTPUTS)}")
+    if "output_ids" in outputs and not stream and answer.sampling_params.n > 1:
+        raise InvalidRequest("outputs", "output_ids: of one choice only (n 1), or with stream")
     return Inference(answer, stream, outputs)
 
 
@@ -90,13 +112,24 @@ def written(
             case "finish_reason":
                 raw = _bytes_tensor(_reason(piece).encode() for piece in pieces)
             case _:
-                if len(pieces) != 1:
-                    raise InvalidRequest("outputs", "output_ids: only of one choice (n 1)")
-                ids = pieces[0].token_ids
+                (piece,) = pieces  # read_inference has seen to it
+                ids = piece.token_ids
                 tensor.datatype, tensor.shape[:] = "INT32", [len(ids)]
                 raw = struct.pack(f"<{len(ids)}i", *ids)
         answer.raw_output_contents.append(raw)
     return answer
+
+
+def _outputs(request: kserve_pb2.ModelInferRequest) -> tuple[str, ...]:
+    names: list[str] = []
+    for output in request.outputs:
+        if output.name not in OUTPUTS or output.name in names:
+            known = ", ".join(OUTPUTS)
+            raise InvalidRequest(
+                "outputs", f"{output.name!r:.100} is not one of {known}, or is there twice"
+            )
+        names.append(output.name)
+    return tuple(names)
 
 
 def _reason(piece: inference_pb2.GenerateResponse) -> str:
@@ -124,6 +157,7 @@ def _tensors(
                 "inputs", f"{name!r:.100} is not one of {known}, or is there twice"
             )
         _check_datatype(tensor)
+        _check_shape(tensor)
         values: Sequence[bytes] | Sequence[int]
         if tensor.datatype == "BYTES":
             values = texts[name] = (
@@ -139,6 +173,20 @@ def _tensors(
             shape = list(tensor.shape)
             raise InvalidRequest(name, f"shape {shape!s:.100} of {len(values)} elements")
     return texts, numbers
+
+
+def _check_shape(tensor: kserve_pb2.ModelInferRequest.InferInputTensor) -> None:
+    """Before its product is made, which would be a number of as many digits as there are bytes."""
+    shape = tensor.shape
+    if len(shape) > _MOST_DIMENSIONS:
+        raise InvalidRequest(
+            tensor.name, f"a shape of {len(shape)} dimensions, more than {_MOST_DIMENSIONS}"
+        )
+    if min(shape, default=0) < 0:
+        raise InvalidRequest(tensor.name, f"shape {list(shape)!s:.100} has a negative dimension")
+    if INPUTS[tensor.name] != "INT32" and (elements := math.prod(shape)) != 1:
+        needed = "1 is needed: a message is one request"
+        raise InvalidRequest(tensor.name, f"{elements} elements, {needed}")
 
 
 def _check_datatype(tensor: kserve_pb2.ModelInferRequest.InferInputTensor) -> None:
@@ -159,8 +207,10 @@ def _read_numbers(name: str, datatype: str, raw: bytes) -> Sequence[int]:
 
 
 def _read_bytes(name: str, raw: bytes) -> list[bytes]:
-    values, at = [], 0
-    while at < len(raw):
+    """The one element; of more, as many as tell that it is not alone."""
+    values: list[bytes] = []
+    at = 0
+    while at < len(raw) and len(values) < 2:  # noqa: PLR2004
         if at + _LENGTH.size > len(raw):
             raise InvalidRequest(name, "its bytes end within a length")
         (length,) = _LENGTH.unpack_from(raw, at)
@@ -204,4 +254,7 @@ def _sampling_params(text: str) -> common_pb2.SamplingParams:
         json_format.Parse(text, params, max_recursion_depth=16)
     except json_format.ParseError as error:
         raise InvalidRequest(name, f"{str(error)[:200]}") from error
+    for field in _LOGPROBS:
+        if params.HasField(field):
+            raise InvalidRequest(f"{name}.{field}", "no output tensor has logprobs")
     return params
