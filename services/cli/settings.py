@@ -89,6 +89,11 @@ def load_engine_settings(argv: Sequence[str] | None, *, prog: str) -> EngineSett
     )
     if engine.executor.rank:
         raise StartupError(f"rank: {engine.executor.rank} is a flag of triptych executor only")
+    if engine.executor.swap_space and not engine.scheduler.enable_prefix_caching:
+        # What is in host memory is found by prefix: it would be taken, for nothing.
+        raise StartupError(
+            f"swap_space: {engine.executor.swap_space} needs --enable-prefix-caching"
+        )
     method, model = engine.scheduler.speculative_method, engine.executor.speculative_model
     if method == "draft_model" and model is None:
         raise StartupError("speculative_model: required for --speculative-method draft_model")

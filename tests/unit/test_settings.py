@@ -264,6 +264,18 @@ def test_a_draft_model_and_its_method_go_together() -> None:
         load_engine_settings(["--model=m", model], prog="triptych serve")
 
 
+def test_swap_space_needs_the_prefix_cache() -> None:
+    swap = ["--model=m", "--device=emulated", "--swap-space=1MiB"]
+    assert load_engine_settings(swap, prog="triptych serve").executor.swap_space == 1 << 20
+    with pytest.raises(StartupError, match=r"^swap_space: 1048576 needs --enable-prefix-caching$"):
+        load_engine_settings([*swap, "--no-enable-prefix-caching"], prog="triptych serve")
+
+
+def test_a_graph_of_no_rows_is_refused() -> None:
+    with pytest.raises(StartupError, match=r"cudagraph_capture_sizes"):
+        load_engine_settings(["--model=m", "--cudagraph-capture-sizes=0,2"], prog="triptych serve")
+
+
 def test_default_run_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert default_run_dir() == str(tmp_path / "triptych")

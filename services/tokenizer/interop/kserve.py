@@ -1,6 +1,8 @@
 """inference.GRPCInferenceService (KServe's Open Inference Protocol) over the text model."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import grpc
@@ -9,11 +11,19 @@ import triptych
 from triptych.engine_core.errors import InvalidRequest, RequestError, UnknownModel
 from triptych.kserve import inference_pb2 as kserve_pb2
 from triptych.kserve import inference_pb2_grpc as kserve_pb2_grpc
-from triptych.services.runtime.status import rpc_errors
+from triptych.services.runtime.status import rpc_errors, shortened
 from triptych.services.tokenizer.admission import Admission
 from triptych.services.tokenizer.generation import Generation
 from triptych.services.tokenizer.interop.engine import Engine
-from triptych.services.tokenizer.interop.kserve_tensors import INPUTS, read_inference, written
+from triptych.services.tokenizer.interop.kserve_tensors import (
+    INPUTS,
+    MAX_ID_BYTES,
+    Inference,
+    read_inference,
+    renamed,
+    written,
+)
+from triptych.services.tokenizer.interop.whole_answers import WholeAnswers
 from triptych.services.tokenizer.servicer import check_deadline
 from triptych.services.tokenizer.stats import Counters
 from triptych.services.tokenizer.unread_watch import UnreadWatch
@@ -98,10 +108,7 @@ class KServeServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
                 if inference.stream:
                     raise InvalidRequest("stream", "it goes with ModelStreamInfer")
                 self._check_model(request.model_name, request.model_version)
-                choices: dict[int, Message] = {}
-                async for piece in self._pieces(inference.request, context.time_remaining()):
-                    _join(choices.setdefault(piece.index, inference_pb2.GenerateResponse()), piece)
-                whole = [choices[index] for index in sorted(choices)]
+                whole = await self._whole(inference, context)
                 return written(request, request.model_name, inference.outputs, whole)
 
     async def ModelStreamInfer(  # type: ignore[override]  # noqa: N802  # grpc.aio takes a writing coroutine
@@ -113,46 +120,61 @@ class KServeServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
         async with rpc_errors(context):
             with self._unread.watching(context.write) as write:
                 async for request in request_iterator:
-                    async for answer in self._answers(request, context):
-                        await write(answer)
+                    # Left at once where a write is: what it holds is given back now, not when
+                    # the garbage collector comes by.
+                    async with aclosing(self._answers(request, context)) as answers:
+                        async for answer in answers:
+                            await write(answer)
 
     async def _answers(
         self, request: kserve_pb2.ModelInferRequest, context: "Context"
-    ) -> AsyncIterator[kserve_pb2.ModelStreamInferResponse]:
+    ) -> "AsyncGenerator[kserve_pb2.ModelStreamInferResponse, None]":
         try:
             with self._admission.admit(request.ByteSize()):
                 inference = read_inference(request)
                 self._check_model(request.model_name, request.model_version)
-                choices: dict[int, Message] = {}
-                async for piece in self._pieces(inference.request, context.time_remaining()):
-                    if inference.stream:
-                        yield _streamed(request, inference.outputs, [piece])
-                    else:
-                        _join(
-                            choices.setdefault(piece.index, inference_pb2.GenerateResponse()), piece
-                        )
-                if choices:
-                    whole = [choices[index] for index in sorted(choices)]
+                if not inference.stream:
+                    whole = await self._whole(inference, context)
                     yield _streamed(request, inference.outputs, whole)
+                    return
+                async with aclosing(self._pieces(inference.request, context)) as pieces:
+                    async for piece in pieces:
+                        yield _streamed(request, inference.outputs, [piece])
         except RequestError as error:
-            failed = kserve_pb2.ModelInferResponse(id=request.id, model_name=request.model_name)
+            failed = kserve_pb2.ModelInferResponse(
+                id=request.id[:MAX_ID_BYTES], model_name=request.model_name[:MAX_ID_BYTES]
+            )
             yield kserve_pb2.ModelStreamInferResponse(
-                error_message=error.message, infer_response=failed
+                error_message=shortened(error.message), infer_response=failed
             )
 
+    async def _whole(self, inference: Inference, context: "Context") -> "list[Message]":
+        """The choices, joined, in their order."""
+        whole = WholeAnswers(self._engine.max_message_bytes)
+        async with aclosing(self._pieces(inference.request, context)) as pieces:
+            async for piece in pieces:
+                whole.add(piece)
+                await asyncio.sleep(0)  # nothing is written between pieces that wait already
+        return whole.joined()
+
     async def _pieces(
-        self, request: inference_pb2.GenerateRequest, remaining: float | None
-    ) -> AsyncIterator["Message"]:
-        check_deadline(remaining)
-        valid = await self._generation.generate(request)
-        with self._generation.start(valid, remaining=remaining) as running:
-            finished = False
-            while not finished:
-                piece = await running.stream.next()
-                finished = piece.usage is not None
-                self._counters.responses_total += 1
-                self._counters.tokens_total += piece.new_tokens
-                yield running.response(inference_pb2.GenerateResponse, piece)
+        self, request: inference_pb2.GenerateRequest, context: "Context"
+    ) -> "AsyncGenerator[Message, None]":
+        check_deadline(context.time_remaining())
+        try:
+            valid = await self._generation.generate(request)
+            remaining = context.time_remaining()
+            check_deadline(remaining)
+            with self._generation.start(valid, remaining=remaining) as running:
+                finished = False
+                while not finished:
+                    piece = await running.stream.next()
+                    finished = piece.usage is not None
+                    self._counters.responses_total += 1
+                    self._counters.tokens_total += piece.new_tokens
+                    yield running.response(inference_pb2.GenerateResponse, piece)
+        except InvalidRequest as error:
+            raise renamed(error) from error
 
     def _check_model(self, name: str, version: str) -> None:
         if name not in self._generation.names:
@@ -169,10 +191,3 @@ def _streamed(
     last = any(piece.HasField("usage") for piece in pieces)
     answer.parameters["triton_final_response"].bool_param = last
     return kserve_pb2.ModelStreamInferResponse(infer_response=answer)
-
-
-def _join(whole: "Message", piece: "Message") -> None:
-    """MergeFrom would replace the text."""
-    text = whole.text + piece.text
-    whole.MergeFrom(piece)
-    whole.text = text

@@ -227,18 +227,14 @@ def _bytes_tensor(values: Iterator[bytes]) -> bytes:
 
 
 def _truth(name: str, numbers: Mapping[str, Sequence[int]], *, default: bool) -> bool:
-    values = numbers.get(name, (default,))
-    if len(values) != 1:
-        raise InvalidRequest(name, f"{len(values)} elements, 1 is needed")
-    return bool(values[0])
+    (value,) = numbers.get(name, (default,))
+    return bool(value)
 
 
 def _text(name: str, texts: Mapping[str, Sequence[bytes]]) -> str:
-    values = texts[name]
-    if len(values) != 1:
-        raise InvalidRequest(name, f"{len(values)} elements, 1 is needed: a message is one request")
+    (value,) = texts[name]
     try:
-        return values[0].decode()
+        return value.decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest(name, "it is not UTF-8") from error
 
