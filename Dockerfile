@@ -21,7 +21,8 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /tools \
  && python3 -m venv --without-pip /opt/triptych \
  && python3 deploy/requirements.py build > /tools/build.txt \
- && python3 deploy/requirements.py run --without torch > /tools/run.txt \
+ && { python3 deploy/requirements.py run --without torch \
+      && python3 deploy/requirements.py vllm-grpc; } > /tools/run.txt \
  && /tools/bin/pip install -c constraints.txt -r /tools/build.txt cmake ninja \
  && /tools/bin/pip --python /opt/triptych/bin/python install -c constraints.txt -r /tools/run.txt
 COPY CMakeLists.txt README.md LICENSE ./
@@ -65,6 +66,13 @@ HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=600s \
   CMD ["triptych-probe", "127.0.0.1:50051", "triptych.v1.InferenceService"]
 
 FROM runtime AS cuda
+# Triton links a launcher for each kernel with a C compiler.
+USER 0:0
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
+ && rm -rf /var/lib/apt/lists/*
+USER 10001:10001
 # Kernels are compiled at the first start, for the GPU that is there, and kept beside the weights.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     TRITON_CACHE_DIR=/var/cache/triptych/triton

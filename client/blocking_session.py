@@ -132,7 +132,9 @@ class _Wire:
         metadata: tuple[tuple[str, str], ...],
     ) -> None:
         self._outgoing: queue.SimpleQueue[inference_pb2.SessionRequest | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        # Reentrant, and every step below bears it: the garbage collector may end a stream that
+        # nobody holds at any allocation, in this thread too, which cancels.
+        self._lock = threading.RLock()
         self._inboxes: dict[int, _Inbox] = {}
         self._error: TriptychError | None = None
         self._rpc = stub.Session(iter(self._outgoing.get, None), metadata=metadata)
@@ -174,7 +176,7 @@ class _Wire:
             error = from_rpc_error(failure)
         with self._lock:
             self._error = error
-            for inbox in self._inboxes.values():
+            for inbox in list(self._inboxes.values()):
                 inbox.items.put(error)
             self._inboxes.clear()
             self._outgoing.put(None)  # lets go of gRPC's own thread
@@ -185,11 +187,10 @@ class _Wire:
             if inbox is None:  # cancelled, and this was on its way
                 return
             if is_last(event):
-                del self._inboxes[event.id]
+                self._inboxes.pop(event.id, None)
             inbox.items.put(event)
-            if inbox.items.qsize() <= MAX_UNREAD or event.id not in self._inboxes:
+            if inbox.items.qsize() <= MAX_UNREAD or self._inboxes.pop(event.id, None) is None:
                 return
-            del self._inboxes[event.id]
             inbox.items.put(too_slow())
             self._outgoing.put(cancel_of(event.id))
 

@@ -278,6 +278,7 @@ class TokenizerService:
         path = self._model.path
         return Engine(
             model_path=str(path) if path is not None else self._model.names[0],
+            max_message_bytes=self._settings.max_message_bytes,
             folder=path if path is not None and path.is_dir() else None,
             scheduler_stats=self._scheduler_control.stats,
             flush_cache=self._scheduler_control.flush_cache,

@@ -72,7 +72,7 @@ def test_requests_on_one_stream(seen: dict[str, Any]) -> None:
     assert "".join(text for event in first for text in event["text"]) == seen["text"][0]
     assert [event["final"] for event in first] == [False] * (len(first) - 1) + [True]
     (error,) = [event["error"] for event in events if "error" in event]
-    assert "sampling_params.top_p" in error
+    assert "sampling_parameters.top_p" in error
     (last,) = [event for event in events if event.get("id") == "2"]
     assert last["text"] == seen["text"]
 
@@ -83,7 +83,7 @@ def test_errors_name_what_is_wrong(seen: dict[str, Any]) -> None:
     assert "inputs: 'prompt' is not one of text_input" in errors["unknown"]
     assert "sampling_parameters: " in errors["params"]
     assert "heat" in errors["params"]
-    assert "sampling_params.temperature" in errors["bound"]
+    assert "sampling_parameters.temperature" in errors["bound"]
     assert errors["model"].startswith("StatusCode.NOT_FOUND")
     assert "stream: it goes with ModelStreamInfer" in errors["stream"]
 

@@ -1,6 +1,10 @@
 """Sessions of the synchronous client against a scripted service."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import cast
 
 import grpc
 import pytest
@@ -16,10 +20,11 @@ from triptych.client.api import (
     InvalidRequest,
     RetryPolicy,
     SlowReader,
+    TriptychError,
     Unavailable,
 )
 from triptych.engine_core import errors as engine_errors
-from triptych.v1 import common_pb2, inference_pb2
+from triptych.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 QUICK = RetryPolicy(attempts=3, first_wait=0.001, longest_wait=0.002)
 
@@ -140,3 +145,56 @@ def test_nothing_listens() -> None:
         pytest.raises(Unavailable),
     ):
         session.generate("x").answer()
+
+
+class _Collecting(SimpleQueue[inference_pb2.SessionEvent | TriptychError]):
+    """During whose `put` the garbage collector ends other streams, in the same thread."""
+
+    ended: tuple[Callable[[], object], ...] = ()
+
+    def put(
+        self,
+        item: inference_pb2.SessionEvent | TriptychError,
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        for end in self.ended:
+            end()
+        super().put(item)
+
+
+@dataclass
+class _Inbox:
+    call_id: int
+    items: SimpleQueue[inference_pb2.SessionEvent | TriptychError] = field(
+        default_factory=_Collecting
+    )
+
+    def ends(self, *ended: Callable[[], object]) -> None:
+        assert isinstance(self.items, _Collecting)
+        self.items.ended = ended
+
+
+def test_streams_that_the_garbage_collector_ends_stop_nobody() -> None:
+    """It may run in the session's own thread, while that delivers."""
+
+    class Stub:
+        def Session(  # noqa: N802
+            self, requests: Iterator[object], metadata: object
+        ) -> Iterator[inference_pb2.SessionResponse]:
+            started.wait(20)
+            yield inference_pb2.SessionResponse(events=[inference_pb2.SessionEvent(id=1)])
+            # It breaks: all that are left are told.
+
+    started = threading.Event()
+    stub = cast(inference_pb2_grpc.InferenceServiceStub, Stub())
+    wire = blocking_session._Wire(stub, ())
+    inboxes = [_Inbox(call_id) for call_id in (1, 2, 3, 4)]
+    for inbox in inboxes:
+        wire.start(inbox, inference_pb2.SessionRequest())
+    inboxes[0].ends(lambda: wire.cancel(2), lambda: wire.cancel(1))
+    inboxes[2].ends(lambda: wire.cancel(4), lambda: wire.cancel(3))
+    started.set()
+    assert isinstance(inboxes[2].items.get(timeout=20), Unavailable)
+    assert isinstance(inboxes[0].items.get(timeout=20), inference_pb2.SessionEvent)
+    assert inboxes[1].items.empty()

@@ -178,11 +178,34 @@ def test_the_images_user_and_folders_are_those_of_the_manifests() -> None:
     assert {*re.findall(r"TRIPTYCH_(\w+)=", text)} <= known
 
 
-@pytest.mark.parametrize("part", ["build", "run", "cuda"])
+def test_triton_finds_a_compiler_and_a_folder_that_it_may_write() -> None:
+    stage = deploy_files.DOCKERFILE.read_text().split("\nFROM runtime AS cuda\n")[1]
+    stage = stage.split("\nFROM ")[0]
+    assert {"gcc", "libc6-dev", "python3-dev"} <= set(stage.split())
+    users = re.findall(r"^USER (\S+)$", stage, flags=re.MULTILINE)
+    assert users == ["0:0", "10001:10001"]
+    cache = re.search(r"^(?:ENV|   ) TRITON_CACHE_DIR=(\S+)$", stage, flags=re.MULTILINE)
+    assert cache is not None
+    gpu = deploy_files.compose()["services"]["executor-gpu"]
+    assert gpu["read_only"] is True
+    folders = [volume.split(":")[1] for volume in gpu["volumes"]]
+    assert any(cache[1].startswith(f"{folder}/") for folder in folders)
+    unit = (deploy_files.SYSTEMD / "triptych-executor.service").read_text()
+    assert f"\nEnvironment=TRITON_CACHE_DIR={cache[1]}\n" in unit
+    assert "\nCacheDirectory=triptych\n" in unit
+
+
+def test_the_image_serves_every_contract_that_has_a_flag() -> None:
+    assert "deploy/requirements.py vllm-grpc" in deploy_files.DOCKERFILE.read_text()
+
+
+@pytest.mark.parametrize("part", ["build", "run", "cuda", "vllm-grpc"])
 def test_requirements_are_pyprojects(part: str) -> None:
     command = [sys.executable, "deploy/requirements.py", part, "--without", "torch"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
     names = [re.split(r"[<>=~ ]", line)[0] for line in done.stdout.splitlines()]
-    expected = {"build": "pybind11", "run": "grpcio", "cuda": "triton"}[part]
+    expected = {
+        "build": "pybind11", "run": "grpcio", "cuda": "triton", "vllm-grpc": "smg-grpc-proto",
+    }[part]  # fmt: skip
     assert expected in names
     assert "torch" not in names

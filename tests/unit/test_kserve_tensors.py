@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from triptych.engine_core.errors import InvalidRequest
 from triptych.kserve import inference_pb2 as kserve_pb2
-from triptych.services.tokenizer.interop.kserve_tensors import read_inference, written
+from triptych.services.tokenizer.interop.kserve_tensors import (
+    MAX_ID_BYTES,
+    read_inference,
+    renamed,
+    written,
+)
+from triptych.services.tokenizer.interop.whole_answers import WholeAnswers
 from triptych.v1 import common_pb2, inference_pb2
 
 Tensor = tuple[str, str, list[int], bytes]
@@ -72,6 +78,12 @@ def test_parameters_and_the_prompt_in_front() -> None:
         ([TEXT, params(b"{")], "sampling_parameters"),
         ([TEXT, params(b"[" * 999)], "sampling_parameters"),
         ([TEXT, params(b'{"n": "x"}')], "sampling_parameters"),
+        ([TEXT, params(b'{"logprobs": 1}')], "sampling_parameters.logprobs"),
+        ([TEXT, params(b'{"promptLogprobs": 0}')], "sampling_parameters.prompt_logprobs"),
+        ([("text_input", "BYTES", [-1, -1], element(b"x"))], "text_input"),
+        ([("text_input", "BYTES", [2**62] * 9, element(b"x"))], "text_input"),
+        ([("input_ids", "INT32", [1] * 9, b"\0\0\0\0")], "input_ids"),
+        ([("input_ids", "INT32", [0, 2**62], b"\0\0\0\0")], "input_ids"),
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_named(tensors: list[Tensor], field: str) -> None:
@@ -105,5 +117,61 @@ def test_outputs() -> None:
     ]
     assert list(answer.raw_output_contents) == [element("ä".encode()), struct.pack("<2i", 7, 8)]
     assert (answer.id, answer.model_name) == ("q", "m")
-    with pytest.raises(InvalidRequest, match="output_ids"):
-        written(request(TEXT), "m", ("output_ids",), [piece, piece])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "refused"),
+    [
+        (["output_ids"], True),  # of two choices, known before anything is computed
+        (["text_output", "text_output"], True),
+        (["text_output", "tokens"], True),
+        (["finish_reason", "text_output"], False),
+    ],
+)
+def test_outputs_that_cannot_be_are_refused_first(outputs: list[str], refused: bool) -> None:
+    asked = request(TEXT, params(b'{"n": 2}'))
+    for name in outputs:
+        asked.outputs.add(name=name)
+    if not refused:
+        assert read_inference(asked).outputs == tuple(outputs)
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        read_inference(asked)
+    assert caught.value.field == "outputs"
+
+
+def test_an_id_is_a_label_of_whole_characters() -> None:
+    label = read_inference(request(TEXT, id="aä" * 100)).request.request_id
+    assert ("aä" * 100).startswith(label)
+    assert 126 <= len(label.encode()) <= 128
+    with pytest.raises(InvalidRequest) as caught:
+        read_inference(request(TEXT, id="ä" * (MAX_ID_BYTES // 2 + 1)))
+    assert caught.value.field == "id"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("token_ids.ids[3]", "input_ids[3]"),
+        ("token_ids", "input_ids"),
+        ("text", "text_input"),
+        ("sampling_params.stop[1]", "sampling_parameters.stop[1]"),
+        ("model_version", "model_version"),
+    ],
+)
+def test_refusals_name_the_tensor(ours: str, theirs: str) -> None:
+    error = renamed(InvalidRequest(ours, "why"))
+    assert (error.field, error.description) == (theirs, "why")
+
+
+def test_choices_are_joined_up_to_a_size() -> None:
+    whole = WholeAnswers(400)
+    for index, text, reason in ((1, "x", 0), (0, "a", 0), (1, "y", 2), (0, "ä" * 8, 1)):
+        piece = inference_pb2.GenerateResponse(index=index, text=text, token_ids=[7])
+        piece.finish_reason = common_pb2.FinishReason.ValueType(reason)
+        whole.add(piece)
+    first, second = whole.joined()
+    assert (first.text, first.token_ids[:], first.finish_reason) == ("a" + "ä" * 8, [7, 7], 1)
+    assert (second.text, second.index, second.finish_reason) == ("xy", 1, 2)
+    with pytest.raises(InvalidRequest, match="max_message_bytes 400"):
+        whole.add(inference_pb2.GenerateResponse(text="a" * 300))

@@ -15,10 +15,11 @@ class Engine:
 
     `scheduler_stats` None: the scheduler does not answer. `flush_cache`: how many of the
     scheduler's blocks were forgotten; raises Unavailable. `reason`: why nothing is served now;
-    empty when it is.
+    empty when it is. `max_message_bytes`: of a message to a client; gRPC sends no larger one.
     """
 
     model_path: str
+    max_message_bytes: int
     folder: Path | None
     scheduler_stats: SchedulerStats
     flush_cache: Callable[[], Awaitable[int]]

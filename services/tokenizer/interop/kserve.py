@@ -11,7 +11,7 @@ import triptych
 from triptych.engine_core.errors import InvalidRequest, RequestError, UnknownModel
 from triptych.kserve import inference_pb2 as kserve_pb2
 from triptych.kserve import inference_pb2_grpc as kserve_pb2_grpc
-from triptych.services.runtime.status import rpc_errors, shortened
+from triptych.services.runtime.status import rpc_errors, to_status
 from triptych.services.tokenizer.admission import Admission
 from triptych.services.tokenizer.generation import Generation
 from triptych.services.tokenizer.interop.engine import Engine
@@ -135,17 +135,18 @@ class KServeServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
                 self._check_model(request.model_name, request.model_version)
                 if not inference.stream:
                     whole = await self._whole(inference, context)
-                    yield _streamed(request, inference.outputs, whole)
+                    yield _streamed(request, inference.outputs, whole, last=True)
                     return
                 async with aclosing(self._pieces(inference.request, context)) as pieces:
                     async for piece in pieces:
-                        yield _streamed(request, inference.outputs, [piece])
+                        last = piece.HasField("usage")
+                        yield _streamed(request, inference.outputs, [piece], last=last)
         except RequestError as error:
             failed = kserve_pb2.ModelInferResponse(
                 id=request.id[:MAX_ID_BYTES], model_name=request.model_name[:MAX_ID_BYTES]
             )
             yield kserve_pb2.ModelStreamInferResponse(
-                error_message=shortened(error.message), infer_response=failed
+                error_message=to_status(error).message, infer_response=failed
             )
 
     async def _whole(self, inference: Inference, context: "Context") -> "list[Message]":
@@ -184,10 +185,13 @@ class KServeServicer(kserve_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 def _streamed(
-    request: kserve_pb2.ModelInferRequest, outputs: tuple[str, ...], pieces: "list[Message]"
+    request: kserve_pb2.ModelInferRequest,
+    outputs: tuple[str, ...],
+    pieces: "list[Message]",
+    *,
+    last: bool,
 ) -> kserve_pb2.ModelStreamInferResponse:
     answer = written(request, request.model_name, outputs, pieces)
     answer.parameters["triptych_index"].int64_param = pieces[0].index
-    last = any(piece.HasField("usage") for piece in pieces)
     answer.parameters["triton_final_response"].bool_param = last
     return kserve_pb2.ModelStreamInferResponse(infer_response=answer)

@@ -19,6 +19,7 @@ from google.protobuf import json_format
 
 from triptych.engine_core.errors import InvalidRequest
 from triptych.kserve import inference_pb2 as kserve_pb2
+from triptych.services.tokenizer.sampling_validation import choices_wished
 from triptych.services.tokenizer.validation import MAX_REQUEST_ID_BYTES
 from triptych.v1 import common_pb2, inference_pb2
 
@@ -91,8 +92,10 @@ def read_inference(request: kserve_pb2.ModelInferRequest) -> Inference:
     stream = _truth("stream", numbers, default=False)
     excluded = _truth("exclude_input_in_output", numbers, default=stream)
     answer.echo = not excluded
-    if "output_ids" in outputs and not stream and answer.sampling_params.n > 1:
+    if "output_ids" in outputs and not stream and choices_wished(answer.sampling_params)[0] > 1:
         raise InvalidRequest("outputs", "output_ids: of one choice only (n 1), or with stream")
+    if "output_ids" not in outputs:
+        answer.output_format = inference_pb2.OUTPUT_FORMAT_TEXT
     return Inference(answer, stream, outputs)
 
 
@@ -210,7 +213,7 @@ def _read_bytes(name: str, raw: bytes) -> list[bytes]:
     """The one element; of more, as many as tell that it is not alone."""
     values: list[bytes] = []
     at = 0
-    while at < len(raw) and len(values) < 2:  # noqa: PLR2004
+    while at < len(raw) and len(values) < 2:
         if at + _LENGTH.size > len(raw):
             raise InvalidRequest(name, "its bytes end within a length")
         (length,) = _LENGTH.unpack_from(raw, at)
@@ -250,7 +253,7 @@ def _sampling_params(text: str) -> common_pb2.SamplingParams:
         json_format.Parse(text, params, max_recursion_depth=16)
     except json_format.ParseError as error:
         raise InvalidRequest(name, f"{str(error)[:200]}") from error
-    for field in _LOGPROBS:
-        if params.HasField(field):
+    for described, _ in params.ListFields():
+        if (field := described.name) in _LOGPROBS:
             raise InvalidRequest(f"{name}.{field}", "no output tensor has logprobs")
     return params

@@ -10,7 +10,6 @@ import io
 import re
 import time
 import zipfile
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +22,10 @@ import triptych
 from triptych.engine_core.errors import InvalidRequest, NotSupported, Unavailable
 from triptych.services.runtime.status import rpc_errors
 from triptych.services.tokenizer.admission import Admission
-from triptych.services.tokenizer.generation import Generation, Running
+from triptych.services.tokenizer.generation import Generation
 from triptych.services.tokenizer.interop.engine import Engine
+from triptych.services.tokenizer.interop.vllm_calls import VllmCalls
+from triptych.services.tokenizer.interop.vllm_limits import LargestMessage
 from triptych.services.tokenizer.interop.vllm_requests import to_generate
 from triptych.services.tokenizer.interop.vllm_responses import VllmResponses
 from triptych.services.tokenizer.servicer import check_deadline
@@ -38,12 +39,16 @@ if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 
 
+_MOST_ABORTED = 1 << 16  # ids of one call
 _CHUNK_BYTES = 1 << 20  # of a tokenizer bundle
 _TOKENIZER_FILES = (
     "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken",
 )  # fmt: skip
 _NOT_BUNDLED = ("*.index.json",)
-_PROMPT = re.compile(r"^token_ids(\.ids)?")  # our name of it, at the head of an error's
+_FIELDS = (  # our names at the head of an error's, and the contract's
+    (re.compile(r"^token_ids(\.ids)?"), "tokenized.input_ids"),
+    (re.compile(r"^sampling_params\.structured_output\."), "sampling_params."),
+)
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # untyped
@@ -64,7 +69,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._engine = engine
         self._started = time.monotonic()
         self._received = 0.0
-        self._running: dict[str, dict[int, Running]] = {}  # by request id, which need not be unique
+        self._calls = VllmCalls()
+        self._bundle: asyncio.Task[bytes] | None = None
 
     async def Generate(  # noqa: N802
         self, request: vllm_engine_pb2.GenerateRequest, context: "Context"
@@ -76,23 +82,28 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 try:
                     await self._generate(request, context)
                 except InvalidRequest as error:
-                    field = _PROMPT.sub("tokenized.input_ids", error.field)
+                    field = error.field
+                    for ours, theirs in _FIELDS:
+                        field = ours.sub(theirs, field)
                     raise InvalidRequest(field, error.description) from error
 
     async def _generate(self, request: vllm_engine_pb2.GenerateRequest, context: "Context") -> None:
         check_deadline(context.time_remaining())
         asked = to_generate(request, self._generation.facts().max_model_len)
-        valid = await self._generation.generate(asked)
-        remaining = context.time_remaining()
-        check_deadline(remaining)
-        responses = VllmResponses(len(valid.prompt), stream=request.stream)
-        with (
-            self._unread.watching(context.write) as write,
-            self._generation.start(valid, remaining=remaining) as running,
-        ):
-            siblings = self._running.setdefault(request.request_id, {})
-            siblings[id(running)] = running
-            try:
+        with self._calls.open(request.request_id) as call:
+            valid = await self._generation.generate(asked)
+            largest = LargestMessage(
+                self._engine.max_message_bytes, self._generation.facts().vocabulary_size
+            )
+            largest.check(valid, stream=request.stream)
+            remaining = context.time_remaining()
+            check_deadline(remaining)
+            responses = VllmResponses(len(valid.prompt), stream=request.stream)
+            with (
+                self._unread.watching(context.write) as write,
+                self._generation.start(valid, remaining=remaining) as running,
+            ):
+                call.runs(running)
                 finished = False
                 while not finished:
                     piece = await running.stream.next()
@@ -102,10 +113,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                     response = running.response(inference_pb2.GenerateResponse, piece)
                     for message in responses.of(response, running.stream.cached_tokens):
                         await write(message)
-            finally:
-                del siblings[id(running)]
-                if not siblings:
-                    self._running.pop(request.request_id, None)
+                    await asyncio.sleep(0)  # a piece need not make a message
 
     async def Embed(  # noqa: N802
         self, request: vllm_engine_pb2.EmbedRequest, context: "Context"
@@ -147,10 +155,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self, request: vllm_engine_pb2.AbortRequest, context: "Context"
     ) -> vllm_engine_pb2.AbortResponse:
         """End requests with finish reason "abort"; unknown ids may have ended just now."""
-        for request_id in request.request_ids:
-            for running in list(self._running.get(request_id, {}).values()):
-                running.cancel()
-        return vllm_engine_pb2.AbortResponse()
+        async with rpc_errors(context):
+            if (count := len(request.request_ids)) > _MOST_ABORTED:
+                raise InvalidRequest("request_ids", f"{count} ids, more than {_MOST_ABORTED}")
+            for request_id in set(request.request_ids):
+                self._calls.abort(request_id)
+            return vllm_engine_pb2.AbortResponse()
 
     async def GetModelInfo(  # noqa: N802
         self, request: vllm_engine_pb2.GetModelInfoRequest, context: "Context"
@@ -215,7 +225,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     async def GetTokenizer(  # noqa: N802
         self, request: smg_pb2.GetTokenizerRequest, context: "Context"
-    ) -> AsyncIterator[smg_pb2.GetTokenizerChunk]:
+    ) -> None:
         """The tokenizer's files as a zip; the last chunk has its SHA-256."""
         async with rpc_errors(context):
             if self._engine.folder is None:
@@ -223,12 +233,19 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                     "the model is one GGUF file, which has no tokenizer files; "
                     "give the gateway a tokenizer of its own"
                 )
-            data = await asyncio.to_thread(tokenizer_bundle, self._engine.folder)
+            if self._bundle is None or _failed(
+                self._bundle
+            ):  # the files do not change while this process runs
+                making = asyncio.to_thread(tokenizer_bundle, self._engine.folder)
+                self._bundle = asyncio.create_task(making)
+            data = await asyncio.shield(self._bundle)
             digest = hashlib.sha256(data).hexdigest()
-            for start in range(0, len(data), _CHUNK_BYTES):
-                part = data[start : start + _CHUNK_BYTES]
-                last = start + _CHUNK_BYTES >= len(data)
-                yield smg_pb2.GetTokenizerChunk(data=part, sha256=digest if last else "")
+            size = min(_CHUNK_BYTES, self._engine.max_message_bytes // 2)
+            with self._unread.watching(context.write) as write:
+                for start in range(0, len(data), size):
+                    part = data[start : start + size]
+                    last = start + size >= len(data)
+                    await write(smg_pb2.GetTokenizerChunk(data=part, sha256=digest if last else ""))
 
     async def SubscribeKvEvents(  # noqa: N802
         self, request: smg_pb2.SubscribeKvEventsRequest, context: "Context"
@@ -237,6 +254,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         await context.abort(
             grpc.StatusCode.UNIMPLEMENTED, "this engine publishes no KV-cache events"
         )
+
+
+def _failed(task: asyncio.Task[bytes]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def tokenizer_bundle(folder: Path) -> bytes:

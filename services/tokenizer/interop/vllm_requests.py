@@ -12,7 +12,7 @@ from triptych.v1 import common_pb2, inference_pb2
 
 _SAME = (
     "frequency_penalty", "presence_penalty", "min_p", "top_k", "min_tokens", "ignore_eos",
-    "include_stop_str_in_output",
+    "include_stop_str_in_output", "skip_special_tokens",
 )  # fmt: skip
 _UNLESS_ZERO = ("top_p", "repetition_penalty", "n")
 _WITH_PRESENCE = ("temperature", "max_tokens", "logprobs", "prompt_logprobs")

@@ -5,7 +5,6 @@ As vLLM's own servicer does: with `stream` a chunk for every piece, and behind a
 Counts of a streamed message are those of its piece: the client adds them up.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from smg_grpc_proto.generated import vllm_engine_pb2
@@ -26,27 +25,34 @@ class VllmResponses:
         self._prompt_tokens = prompt_tokens
         self._stream = stream
         self._seen: set[int] = set()
-        self._prompt_logprobs: list[common_pb2.TokenLogprob] = []
+        # Translated as they come, a piece at a time: at the end they may be millions.
+        self._prompt_logprobs = vllm_engine_pb2.InputLogProbs()
         # Without stream: what has come of each choice.
-        self._ids: dict[int, list[int]] = defaultdict(list)
-        self._logprobs: dict[int, list[common_pb2.TokenLogprob]] = defaultdict(list)
+        self._whole: dict[int, vllm_engine_pb2.GenerateComplete] = {}
 
     def of(
         self, piece: inference_pb2.GenerateResponse, cached_tokens: int
     ) -> Iterator[vllm_engine_pb2.GenerateResponse]:
         """The messages that a piece makes, in order."""
-        self._prompt_logprobs.extend(piece.prompt_logprobs)
-        index, finished = piece.index, piece.finish_reason
+        _add_input_logprobs(self._prompt_logprobs, piece.prompt_logprobs)
+        finished = bool(piece.finish_reason)
         if self._stream:
             if piece.token_ids or finished:
                 yield self._chunk(piece, cached_tokens)
-            if finished:
-                yield self._complete(piece, piece.token_ids, piece.logprobs, cached_tokens)
+            complete = vllm_engine_pb2.GenerateComplete()
+        else:
+            if piece.index not in self._whole:
+                self._whole[piece.index] = vllm_engine_pb2.GenerateComplete()
+            complete = self._whole[piece.index]
+        if self._stream and not finished:
             return
-        self._ids[index].extend(piece.token_ids)
-        self._logprobs[index].extend(piece.logprobs)
+        complete.output_ids.extend(piece.token_ids)
+        if piece.logprobs:
+            _add_output_logprobs(complete.output_logprobs, piece.logprobs)
         if finished:
-            yield self._complete(piece, self._ids[index], self._logprobs[index], cached_tokens)
+            self._whole.pop(piece.index, None)
+            self._end(complete, piece, cached_tokens)
+            yield vllm_engine_pb2.GenerateResponse(complete=complete)
 
     def _chunk(
         self, piece: inference_pb2.GenerateResponse, cached_tokens: int
@@ -59,38 +65,30 @@ class VllmResponses:
             index=piece.index,
         )
         if piece.logprobs:
-            chunk.output_logprobs.CopyFrom(_output_logprobs(piece.logprobs))
-        if piece.index not in self._seen and self._prompt_logprobs:
-            chunk.input_logprobs.CopyFrom(_input_logprobs(self._prompt_logprobs))
+            _add_output_logprobs(chunk.output_logprobs, piece.logprobs)
+        if piece.index not in self._seen and self._prompt_logprobs.token_ids:
+            chunk.input_logprobs.CopyFrom(self._prompt_logprobs)
         self._seen.add(piece.index)
         return vllm_engine_pb2.GenerateResponse(chunk=chunk)
 
-    def _complete(
+    def _end(
         self,
+        complete: vllm_engine_pb2.GenerateComplete,
         last: inference_pb2.GenerateResponse,
-        token_ids: Iterable[int],
-        logprobs: Iterable[common_pb2.TokenLogprob],
         cached_tokens: int,
-    ) -> vllm_engine_pb2.GenerateResponse:
-        complete = vllm_engine_pb2.GenerateComplete(
-            output_ids=token_ids,
-            finish_reason=_REASONS[last.finish_reason],
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=cached_tokens,
-            index=last.index,
-        )
+    ) -> None:
+        complete.finish_reason = _REASONS[last.finish_reason]
+        complete.prompt_tokens = self._prompt_tokens
         complete.completion_tokens = len(complete.output_ids)
-        output = _output_logprobs(logprobs)
-        if output.token_ids:
-            complete.output_logprobs.CopyFrom(output)
-        if self._prompt_logprobs:
-            complete.input_logprobs.CopyFrom(_input_logprobs(self._prompt_logprobs))
+        complete.cached_tokens = cached_tokens
+        complete.index = last.index
+        if self._prompt_logprobs.token_ids:
+            complete.input_logprobs.CopyFrom(self._prompt_logprobs)
         match last.WhichOneof("stop_reason"):
             case "stop_string":
                 complete.matched_stop_str = last.stop_string
             case "stop_token_id":
                 complete.matched_token_id = last.stop_token_id
-        return vllm_engine_pb2.GenerateResponse(complete=complete)
 
 
 def _top(token: common_pb2.TokenLogprob) -> vllm_engine_pb2.TopLogProbs:
@@ -103,25 +101,21 @@ def _top(token: common_pb2.TokenLogprob) -> vllm_engine_pb2.TopLogProbs:
     )
 
 
-def _output_logprobs(
-    tokens: Iterable[common_pb2.TokenLogprob],
-) -> vllm_engine_pb2.OutputLogProbs:
-    answer = vllm_engine_pb2.OutputLogProbs()
+def _add_output_logprobs(
+    answer: vllm_engine_pb2.OutputLogProbs, tokens: Iterable[common_pb2.TokenLogprob]
+) -> None:
     for token in tokens:
         answer.token_logprobs.append(token.logprob)
         answer.token_ids.append(token.token_id)
         if token.top or token.vocabulary_logprobs:
             answer.top_logprobs.append(_top(token))
-    return answer
 
 
-def _input_logprobs(
-    tokens: Iterable[common_pb2.TokenLogprob],
-) -> vllm_engine_pb2.InputLogProbs:
-    answer = vllm_engine_pb2.InputLogProbs()
+def _add_input_logprobs(
+    answer: vllm_engine_pb2.InputLogProbs, tokens: Iterable[common_pb2.TokenLogprob]
+) -> None:
     for token in tokens:
         value = token.logprob if token.HasField("logprob") else None
         answer.token_logprobs.add(value=value)
         answer.token_ids.append(token.token_id)
         answer.top_logprobs.append(_top(token))
-    return answer

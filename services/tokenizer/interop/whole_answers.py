@@ -34,9 +34,9 @@ class WholeAnswers:
         self._bytes += len(piece.text.encode()) + _BYTES_PER_ID * len(piece.token_ids)
         if self._bytes > self._max_bytes:
             raise InvalidRequest(
-                "sampling_params.max_tokens",
+                "sampling_parameters.max_tokens",
                 f"the answer in one message is above max_message_bytes {self._max_bytes}:"
-                f" stream it, or ask for less",
+                " stream it, or ask for less",
             )
         choice.texts.append(piece.text)
         choice.ids += piece.token_ids
