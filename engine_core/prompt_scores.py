@@ -1,6 +1,7 @@
 """Prompt logprobs: which rows of logits are for them, and what was computed from those.
 
-Each position comes once, however often its sequence is computed anew.
+Each position comes once, however often its sequence is computed anew by this core. Another core
+that goes on with its request begins again: whoever hears them puts them where they go.
 """
 
 from triptych.engine_core.batch import Batch, Score

@@ -125,9 +125,9 @@ def stoppable() -> None:
 def stands_still(scene: Scene) -> bool:
     """Whether nobody is sent anything. Who was busiest may have been another thread than the one
     that computes: then the work goes on."""
-    time.sleep(0.2)  # what was on its way
+    time.sleep(0.3)  # what was on its way
     before = scene.seen.total
-    time.sleep(0.3)
+    time.sleep(1.0)  # on a busy machine nobody may be sent anything for a while
     return scene.seen.total == before
 
 

@@ -98,15 +98,21 @@ def got(tokenizer: FakeTokenizer, slots: Sequence[int]) -> list[Got]:
             tokenizer.finished.get(slot),
             str(tokenizer.failed.get(slot, "")),
             [_plain(each) for each in tokenizer.logprobs.get(slot, [])],
-            [
-                _plain(each)
-                for rows in tokenizer.prompt_logprobs.get(slot, [])
-                for each in rows.rows
-            ],
+            _prompt_logprobs(tokenizer, slot),
             tokenizer.scores.get(slot),
         )
         for slot in slots
     ]
+
+
+def _prompt_logprobs(tokenizer: FakeTokenizer, slot: int) -> list[tuple[Any, ...]]:
+    """In the order of positions. Some come again where another core goes on with a request (an
+    executor of another kind, or with another pool): whoever hears them puts them where they go."""
+    found: dict[int, tuple[Any, ...]] = {}
+    for rows in tokenizer.prompt_logprobs.get(slot, []):
+        for position, each in enumerate(rows.rows, rows.position):
+            assert found.setdefault(position, _plain(each)) == _plain(each)
+    return [found[position] for position in sorted(found)]
 
 
 def _plain(value: Any) -> Any:
