@@ -55,7 +55,7 @@ void Chat(Client* client, const Arguments&) {
 void Cancel(Client* client, const Arguments&) {
   int pieces = 0;
   {
-    auto stream = client->Generate(Request("Count for ever:", 100));
+    auto stream = client->Generate(Request("Count for ever:", 500));
     for (v1::GenerateResponse piece; pieces < 3 && stream.Read(&piece);) ++pieces;
   }  // leaving the scope cancels; stream.Cancel() does it from another thread
   std::cout << "cancelled after " << pieces << " pieces\n";

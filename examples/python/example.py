@@ -46,7 +46,7 @@ def chat(address: str) -> None:
 def cancel(address: str) -> None:
     """Leaving a stream cancels it; `stream.cancel()` does so from another thread."""
     with Client(address) as client:
-        with client.generate("Count for ever:", params(100)) as stream:
+        with client.generate("Count for ever:", params(500)) as stream:
             pieces = [next(stream) for _ in range(3)]
         print(f"cancelled after {len(pieces)} pieces")
 
@@ -55,7 +55,7 @@ def deadline(address: str) -> None:
     """`timeout` is for everything, retries included."""
     with Client(address) as client:
         try:
-            client.generate("Too slow:", params(100), timeout=0.005).answer()
+            client.generate("Too slow:", params(500), timeout=0.005).answer()
             print("faster than its deadline")
         except DeadlineExceeded:
             print("deadline exceeded, as it should be")
@@ -75,7 +75,7 @@ def session(address: str) -> None:
     """Many requests on one stream: the cheap form for sidecars."""
     with Client(address) as client, client.session() as session:
         streams = [session.generate("Request", params(16)) for _ in range(4)]
-        unwanted = session.generate("Unwanted", params(100))
+        unwanted = session.generate("Unwanted", params(500))
         unwanted.cancel()
         print("request 5 was aborted")
         for at, stream in enumerate(streams, 1):

@@ -82,12 +82,20 @@ class FdConnection:
         Raises TimeoutError or BlockingIOError when nothing came; OfferError for an overlong packet.
         """
         try:
-            packet = self._socket.recv(MAX_PACKET_BYTES + 1)
+            packet = self._recv()
         except ConnectionError:
             return None
         if len(packet) > MAX_PACKET_BYTES:
             raise OfferError(f"a packet of more than {MAX_PACKET_BYTES} bytes")
         return packet or None
+
+    def _recv(self) -> bytes:
+        try:
+            return self._socket.recv(MAX_PACKET_BYTES + 1)
+        except ConnectionResetError:
+            # It closed with packets of ours unread. The kernel says so once, before what the peer
+            # had sent, which still counts.
+            return self._socket.recv(MAX_PACKET_BYTES + 1)
 
     def _receive_packet(self) -> tuple[bytes, list[int], bool]:
         """(bytes, descriptors, whether some did not fit); recv_fds would ignore its flags."""

@@ -83,7 +83,7 @@ func chat(ctx context.Context, client *triptych.Client, _ []string) error {
 }
 
 func cancel(ctx context.Context, client *triptych.Client, _ []string) error {
-	stream := client.Generate(ctx, request("Count for ever:", 100))
+	stream := client.Generate(ctx, request("Count for ever:", 500))
 	pieces := 0
 	for ; pieces < 3; pieces++ {
 		if _, err := stream.Recv(); err != nil {
