@@ -50,13 +50,13 @@ class Transfers:
 
     def stores(self) -> Pairs:
         """(device, host): those of the next step, in order."""
-        due = [(source, target) for target, (source, _) in self._stores.items()]
-        return due[self._sent_stores :]  # type: ignore[return-value]  # ids are ints
+        due: Pairs = [(source, target) for target, (source, _) in self._stores.items()]
+        return due[self._sent_stores :]
 
     def loads(self) -> Pairs:
         """(host, device): those of the next step, in order."""
-        due = [(source, target) for target, source in self._loads.items()]
-        return due[self._sent_loads :]  # type: ignore[return-value]  # ids are ints
+        due: Pairs = [(source, target) for target, source in self._loads.items()]
+        return due[self._sent_loads :]
 
     def store(self, taken: Iterable[tuple[BlockId, CachedBlock | None]]) -> None:
         """Device blocks are taken for something else: what they held goes to host memory, if it is

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from triptych.kernels import triton as kernels
 from triptych.kernels.triton.variants import Variant
@@ -80,7 +81,8 @@ def compile_one(module: str, index: int, arch: int) -> Compiled:
     )  # fmt: skip
 
 
-def _compile(variant: Variant, arch: int):  # type: ignore[no-untyped-def]  # Triton's own type
+def _compile(variant: Variant, arch: int) -> Any:
+    """Triton's CompiledKernel, which has no types."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -51,7 +51,7 @@ _FIELDS = (  # our names at the head of an error's, and the contract's
 )
 
 
-class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # untyped
+class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # untyped base
     """The rpcs, in the order of the contract."""
 
     def __init__(
