@@ -171,7 +171,7 @@ def open_collectives(group: RankGroup, kind: str, *, deterministic: bool) -> Gro
 
 def open_gloo(group: RankGroup) -> GroupCollectives:
     """Collectives of CPU tensors. All ranks call it; ends the process when they do not meet."""
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # stubs: another name
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
     # By default it listens where the machine's name leads, if that leads anywhere.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
     options._timeout = _FOR_EVER
