@@ -36,7 +36,7 @@ export TOKENIZERS_PARALLELISM := false
 .DEFAULT_GOAL := help
 .PHONY: help setup build model demo serve test check format lint types unit property kernels \
 	differential integration e2e faults invariance bench-core bench-overhead bench-kernels bench-peers bench-accuracy bench-sampler \
-	bench-grammars bench-frontend bench-overload chaos chaos-peer kernels-aot gpu-wheels gpu-check lockstep schema-suite test-asan \
+	bench-grammars bench-frontend bench-overload bench-own-sampler chaos chaos-peer kernels-aot gpu-wheels gpu-check lockstep schema-suite test-asan \
 	examples test-compose size proto-lint proto-breaking clean
 
 help: ## list the targets
@@ -103,7 +103,7 @@ gpu-check: ## on a machine with a GPU: build, tests/gpu, bench/gpu.py, at most 8
 	@scripts/gpu_check.sh
 
 examples: $(BUILT) ## build and run examples/ (Python, C++, Go) against a live engine; skips what this machine lacks
-	@$(PYTEST) tests/e2e/test_examples.py
+	@$(PYTEST) tests/e2e/test_examples.py tests/e2e/test_own_sampler_cpp.py
 
 test-compose: $(MODEL) ## build the image and run compose.yaml for real; skips without podman or Docker
 	@scripts/test_compose.sh
@@ -130,6 +130,9 @@ bench-grammars: $(BUILT) $(MODEL) ## microseconds of grammars' masks per step, b
 
 bench-frontend: $(BUILT) $(MODEL) $(PEER_READY) ## what tokenizer processes push to clients, per core (QUICK=1: under 3 minutes)
 	@$(PY) -P bench/frontend.py --model $(MODEL) --peer-python $(PEER_PYTHON) $(QUICK_FLAG)
+
+bench-own-sampler: $(BUILT) $(MODEL) ## what a token costs that a program on this machine draws, C++ and Python (QUICK=1)
+	@$(PY) -P bench/own_sampler.py --model $(MODEL) $(QUICK_FLAG)
 
 bench-overload: $(BUILT) $(MODEL) ## open-loop arrivals at 0.5 to 4 times what it can do (QUICK=1)
 	@$(PY) -P bench/overload.py --model $(MODEL) $(QUICK_FLAG)

@@ -27,6 +27,7 @@ from triptych.client.errors import (
     NotSupported,
     QueueFull,
     ResumeMismatch,
+    SamplerError,
     SlowReader,
     TriptychError,
     Unauthenticated,
@@ -34,6 +35,7 @@ from triptych.client.errors import (
     UnknownModel,
 )
 from triptych.client.options import DEFAULT_ADDRESS, ClientOptions, RetryPolicy
+from triptych.client.sampler import ExternalSampler, LogitsRow
 from triptych.v1.common_pb2 import BeamSearch, FinishReason, SamplingParams, StructuredOutput
 from triptych.v1.inference_pb2 import (
     ChatMessage,
@@ -62,16 +64,19 @@ __all__ = [
     "ClientOptions",
     "DeadlineExceeded",
     "DuplicateId",
+    "ExternalSampler",
     "FinishReason",
     "GenerateRequest",
     "GenerateResponse",
     "InternalError",
     "InvalidRequest",
+    "LogitsRow",
     "Model",
     "NotSupported",
     "QueueFull",
     "ResumeMismatch",
     "RetryPolicy",
+    "SamplerError",
     "SamplingParams",
     "Session",
     "SlowReader",

@@ -12,7 +12,8 @@ TriptychError         `code` is gRPC's; also what has no class of its own (a mes
 |-- Unauthenticated   no valid credentials, or not allowed
 |-- Cancelled         by `cancel`, or because a stream or session was left
 |-- InternalError     the engine's fault: `reason`, `error_id`
-`-- ResumeMismatch    the answer could not be gone on with: told again, it differs
+|-- ResumeMismatch    the answer could not be gone on with: told again, it differs
+`-- SamplerError      an ExternalSampler that has no lease, or has ended: not of a call
 """
 
 from collections.abc import Iterable
@@ -125,6 +126,14 @@ class ResumeMismatch(TriptychError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, grpc.StatusCode.DATA_LOSS)
+
+
+class SamplerError(TriptychError):
+    """An ExternalSampler that got no lease of the engine, or has ended; `__cause__` is what its
+    `draw` raised."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 def cancelled() -> Cancelled:

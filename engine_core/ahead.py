@@ -13,6 +13,7 @@ from triptych.engine_core.batch import Batch
 from triptych.engine_core.beams import BeamGroups
 from triptych.engine_core.choices import Choices
 from triptych.engine_core.entrance import Entrance
+from triptych.engine_core.external import ExternalSequences
 from triptych.engine_core.roster import Roster
 from triptych.engine_core.step import StepPlan
 from triptych.engine_core.suspects import Suspects
@@ -28,21 +29,20 @@ class StepAhead:
         roster: Roster,
         entrance: Entrance,
         choices: Choices,
-        beams: BeamGroups,
-        suspects: Suspects,
+        obstacles: tuple[Suspects | BeamGroups | ExternalSequences, ...],
     ) -> None:
+        """There is no step ahead while one of the `obstacles` is not empty."""
         self._limits = limits
         self._batch = batch
         self._roster = roster
         self._entrance = entrance
         self._choices = choices
-        self._beams = beams
-        self._suspects = suspects
+        self._obstacles = obstacles
 
     def plan(self, step_id: int, host_drawn: Collection[int]) -> StepPlan:
-        """Empty where somebody who waits might enter, or a trial or a beam search goes on: these
-        are the business of a step with nothing before it. Also where blocks lack: nobody is
-        preempted."""
+        """Empty where somebody who waits might enter, or a trial or a beam search goes on, or a
+        token may come from outside: these are the business of a step with nothing before it. Also
+        where blocks lack: nobody is preempted."""
         if not self._is_wanted():
             return StepPlan(step_id, 0, 0, 0, 0)
         limits = self._limits
@@ -61,4 +61,4 @@ class StepAhead:
         )
 
     def _is_wanted(self) -> bool:
-        return not (self._entrance.is_open or self._suspects or self._beams)
+        return not (self._entrance.is_open or any(self._obstacles))

@@ -50,9 +50,10 @@ class Choices:
 
     def started(self, sequence: Sequence, cached: int) -> None:
         """It runs, `cached` tokens are computed; if others wait for its prompt, it leads them."""
-        if not sequence.started and not sequence.is_beam:
+        if not sequence.started:
             sequence.num_cached = cached
-            self._unstarted[sequence.sequence_id] = sequence
+            if not sequence.is_held:
+                self._unstarted[sequence.sequence_id] = sequence
         group = sequence.group
         if group is None:
             return

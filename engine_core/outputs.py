@@ -70,7 +70,7 @@ class OutputColumns:
             if sample in logprobs:
                 kept[len(self._request_ids)] = logprobs[sample]
             appended.append(sequence_ids[sample])
-            self._add(request_id, token_id, finish)
+            self.token(request_id, token_id, finish)
         self._logprobs = kept
         return appended, self._token_ids[:]
 
@@ -79,8 +79,14 @@ class OutputColumns:
         last = len(found.tokens) - 1
         for index, token_id in enumerate(found.tokens):
             reason = FinishReason.STOP if token_id in stops else FinishReason.LENGTH
-            self._add(request_id, token_id, reason if index == last else 0)
+            self.token(request_id, token_id, reason if index == last else 0)
         self._scores[len(self._request_ids) - 1] = max(found.score, _LEAST_SCORE)
+
+    def token(self, request_id: int, token_id: int, finish: int) -> None:
+        """One more entry."""
+        self._request_ids.append(request_id)
+        self._token_ids.append(token_id)
+        self._finishes.append(finish)
 
     def fail(self, request_id: RequestId, error: RequestError) -> None:
         """A choice ends with an error."""
@@ -99,8 +105,3 @@ class OutputColumns:
             prompt_logprobs=self.prompt_logprobs,
             failed=self.failed,
         )
-
-    def _add(self, request_id: int, token_id: int, finish: int) -> None:
-        self._request_ids.append(request_id)
-        self._token_ids.append(token_id)
-        self._finishes.append(finish)

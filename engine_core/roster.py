@@ -72,7 +72,7 @@ class Roster:
         del self.waiting[self._index(sequence)]
 
     def append(self, sequence: Sequence, token_id: int) -> None:
-        """The next token of a held sequence, RUNNING or not enqueued."""
+        """The next token of a held sequence, between two steps."""
         if sequence.state is SequenceState.RUNNING:
             self._batch.append(sequence.sequence_id, token_id)
             self._sampling.append([sequence.sequence_id], [token_id])
@@ -86,16 +86,15 @@ class Roster:
             return self._batch.token_ids(sequence.sequence_id)
         return sequence.tokens.copy()
 
-    def preempt_last(self) -> Sequence:
-        """The running sequence that is last in order gives everything back and waits again."""
-        sequence = self.running.pop()
+    def preempt(self, sequence: Sequence) -> None:
+        """A RUNNING sequence gives everything back and waits again."""
+        del self.running[self._place(sequence)]
         tokens = self._batch.token_ids(sequence.sequence_id)
         self._batch.close(sequence.sequence_id)
         self._leave(sequence)
         sequence.requeue(tokens)
         if not sequence.idle:
             self.enqueue(sequence)
-        return sequence
 
     def drop(self, sequence: Sequence) -> None:
         """A sequence ends, whatever its state."""

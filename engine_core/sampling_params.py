@@ -43,6 +43,20 @@ _CHANGES_LOGITS: dict[str, object] = {
 }
 """Fields that change which tokens are likely, with the values that do not."""
 
+_DRAWS: dict[str, object] = {
+    "n": 1,
+    "min_tokens": 0,
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "top_n_sigma": 0.0,
+    "logprobs": NO_LOGPROBS,
+    "beam": None,
+}
+"""Fields that say how a token is drawn, or what of the draw is told, with values that do not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamParams:
@@ -66,6 +80,21 @@ class BeamParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalSampler:
+    """Somebody outside the engine draws the tokens: the holder of `lease` (u64, not 0), to whom
+    `tag` (u64) says which request it is."""
+
+    lease: int
+    tag: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lease <= MAX_SEED:
+            raise InvalidRequest("external_sampler.lease", f"{self.lease} is no lease")
+        if not 0 <= self.tag <= MAX_SEED:
+            raise InvalidRequest("external_sampler.tag", f"{self.tag} is no unsigned 64-bit number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Bounds hold from construction on; a value outside raises InvalidRequest naming the field.
 
@@ -79,7 +108,8 @@ class SamplingParams:
     output must match, as a grammar in llguidance's JSON form; empty: nothing. It goes before every
     other wish: an output ends where it can only end, whatever `min_tokens` says, and stop ids are
     not masked where nothing else may follow. `n` choices share the prompt; choice i draws with
-    noise of its own.
+    noise of its own. `external`: who draws the tokens, from the model's own logits; None: the
+    engine.
     """
 
     max_tokens: int
@@ -105,6 +135,7 @@ class SamplingParams:
     prompt_logprobs: int = NO_LOGPROBS
     n: int = 1
     beam: BeamParams | None = None
+    external: ExternalSampler | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -117,16 +148,19 @@ class SamplingParams:
         self._check_lists()
         if not 1 <= self.n <= MAX_CHOICES:
             raise InvalidRequest("n", f"{self.n} is not within 1 and {MAX_CHOICES}")
+        if self.external is not None:
+            self._check_off(_DRAWS, "an external sampler, whose business it is")
+            self._check_off(_CHANGES_LOGITS, "an external sampler, whose business it is")
         if self.beam is not None:
-            self._check_beside(self.beam)
+            # Hypotheses compete by the model's own probabilities: nothing may change the logits.
+            if self.n > self.beam.width:
+                raise InvalidRequest("n", f"{self.n} is above beam_width {self.beam.width}")
+            self._check_off(_CHANGES_LOGITS, "beam search, which does without it")
 
-    def _check_beside(self, beam: BeamParams) -> None:
-        """Hypotheses compete by the model's own probabilities: nothing may change the logits."""
-        if self.n > beam.width:
-            raise InvalidRequest("n", f"{self.n} is above beam_width {beam.width}")
-        for field, off in _CHANGES_LOGITS.items():
+    def _check_off(self, fields: dict[str, object], beside: str) -> None:
+        for field, off in fields.items():
             if (value := getattr(self, field)) != off:
-                raise InvalidRequest(field, f"{value} beside beam search, which does without it")
+                raise InvalidRequest(field, f"{value} beside {beside}")
 
     def _check_numbers(self) -> None:
         _within("temperature", self.temperature, 0.0, MAX_TEMPERATURE)

@@ -11,6 +11,7 @@
       apply(result) -> StepOutput the step was computed: tokens out, finished sequences freed
       fail_step(error) -> ...     the executor could not compute it: its sequences end
       lost() -> StepOutput        the executor is gone with its KV cache: compute all again
+    external_samples(), take_tokens(...), make_room(...)    tokens drawn outside: external.py
     abort(request_id)           at any time
 
 Pure and synchronous: no clock, no randomness, no I/O; the same calls give the same plans.
@@ -34,6 +35,7 @@ from triptych.engine_core.beams import BeamGroups
 from triptych.engine_core.choices import Choices
 from triptych.engine_core.entrance import Entrance
 from triptych.engine_core.errors import FatalRequest, NotFinite, RequestError
+from triptych.engine_core.external import ExternalSample, ExternalSequences
 from triptych.engine_core.ids import RequestId, SequenceId
 from triptych.engine_core.outputs import OutputColumns
 from triptych.engine_core.policy import Policy, Priority
@@ -65,13 +67,15 @@ class Scheduler:
         self._roster = Roster(limits, batch, sampling)
         self._choices = Choices(self._roster)
         self._beams = BeamGroups(self._roster, limits.sampleable_vocabulary)
+        self._external = ExternalSequences(self._roster, limits.max_model_len)
         self.suspects = Suspects() if suspects is None else suspects
         self._trials = Trials(self.suspects, self._roster, self._beams)
         self._entrance = Entrance(
             limits, batch, self._roster, self._choices, self.suspects, self._trials
         )
+        obstacles = self.suspects, self._beams, self._external
         self._step_ahead = StepAhead(
-            limits, batch, self._roster, self._entrance, self._choices, self._beams, self.suspects
+            limits, batch, self._roster, self._entrance, self._choices, obstacles
         )
         self._beam_steps = BeamSteps(self._beams, self._roster, self._policy, self.suspects)
         self._prompt_scores = PromptScores(self._roster, batch)
@@ -100,6 +104,8 @@ class Scheduler:
         for sequence in self._choices.begin(request, rank):
             assert sequence.request_id not in self._by_request, f"{sequence!r}: its id is in use"
             self._by_request[sequence.request_id] = sequence
+            if sequence.is_external:
+                self._external.begin(sequence)
 
     def abort(self, request_id: RequestId) -> bool:
         """End a choice without an event; False if it is unknown, ended or aborted already."""
@@ -161,8 +167,12 @@ class Scheduler:
 
     # ------------------------------------------------------------------ a step
 
-    def plan(self) -> StepPlan:
-        """Choose the next step. Unless empty, it is in flight until applied, failed or lost."""
+    def plan(self, *, patient: bool = False) -> StepPlan:
+        """Choose the next step. Unless empty, it is in flight until applied, failed or lost.
+
+        Where nobody who runs has anything to compute, but waits for others or for a token from
+        outside, they make room for those who wait to run; not if `patient`.
+        """
         assert self._in_flight is None, "one step in flight at a time"
         roster, batch = self._roster, self._batch
         roster.step_over()
@@ -176,7 +186,7 @@ class Scheduler:
         if newcomers and self._drafts.tell():  # into what they left
             self._plan_running(preempted)
         # Beams that wait for one another hold blocks and compute nothing: others may need them.
-        while batch.num_rows == 0 and roster.waiting and roster.running:
+        while not patient and batch.num_rows == 0 and roster.waiting and roster.running:
             self._preempt_last(preempted)
             self._plan_running(preempted)
             self._entrance.admit()
@@ -217,10 +227,14 @@ class Scheduler:
             self._preempt_last(preempted)
 
     def _preempt_last(self, preempted: list[SequenceId]) -> None:
-        sequence = self._roster.preempt_last()
+        sequence = self._roster.running[-1]
+        self._preempt(sequence)
+        preempted.append(sequence.sequence_id)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._roster.preempt(sequence)
         self._roster.step_over()  # nothing is in flight, and it may run again in this very plan
         self._choices.stopped(sequence, waits=True)
-        preempted.append(sequence.sequence_id)
         self.preemptions_total += 1
 
     def write(self, plan: StepPlan, slot: memoryview) -> None:
@@ -289,6 +303,36 @@ class Scheduler:
                 self._drop(sequence)
         if self._beams:
             self._beam_steps.take(sequence_ids, result, columns)
+        if self._external:
+            for sequence in self._external.computed(sequence_ids, result.token_ids, columns):
+                self._drop(sequence)
+        self._roster.step_over()
+        return columns.output()
+
+    def external_samples(self) -> list[ExternalSample]:
+        """The samples of the step in flight whose tokens are drawn outside. What is drawn here for
+        them only says whether their logits are finite."""
+        return self._external.samples(self._batch.samples()[0]) if self._external else []
+
+    def make_room(self, request_ids: Iterable[RequestId]) -> None:
+        """Between two steps: those of these choices that wait for a token from outside give up
+        their places, one after another, while somebody waits to run who has found none. They run
+        again when their token has come."""
+        assert self._in_flight is None, "a step is in flight"
+        for sequence in self._external.resting(request_ids):
+            if not self._roster.waiting or self._entrance.is_open:
+                return
+            self._preempt(sequence)
+
+    def take_tokens(self, drawn: Iterable[tuple[RequestId, int]]) -> StepOutput:
+        """Tokens from outside, between two steps: each the next one of its choice. What is for a
+        choice that has ended is nobody's. AssertionError for a token id that is none."""
+        assert self._in_flight is None, "a step is in flight"
+        columns, tokens = OutputColumns(0), list(drawn)
+        for _, token_id in tokens:
+            assert 0 <= token_id < self._limits.sampleable_vocabulary, f"token id {token_id}"
+        for sequence in self._external.take(tokens, columns):
+            self._drop(sequence)
         self._roster.step_over()
         return columns.output()
 
@@ -330,7 +374,8 @@ class Scheduler:
             self._next_step()
             self._roster.step_over()
         while self._roster.running:
-            sequence = self._roster.preempt_last()
+            sequence = self._roster.running[-1]
+            self._roster.preempt(sequence)
             self._choices.stopped(sequence, waits=True)
         self._batch.forget_cache()
         self._roster.step_over()
@@ -362,6 +407,7 @@ class Scheduler:
         self.suspects.clear((sequence.request_id,))
         self._choices.stopped(sequence, waits=False)
         self._policy.ended(sequence.request, length - sequence.num_prompt)
+        self._external.ended(sequence)
 
     # ------------------------------------------------------------------ facts
 
@@ -381,6 +427,11 @@ class Scheduler:
         return len(self._by_request) + self._beams.num_requests
 
     @property
+    def num_held(self) -> int:
+        """Choices that wait for a token from outside, with nothing to compute."""
+        return self._external.num_idle if self._external else 0
+
+    @property
     def batch(self) -> Batch:
         """The running half, for facts about blocks and the cache."""
         return self._batch
@@ -392,7 +443,9 @@ class Scheduler:
         self._choices.check()
         self._trials.check()
         self._beams.check()
+        self._external.check(self._by_request)
         live = {*self._roster.running, *self._roster.waiting}
+        live |= {s for s in self._by_request.values() if s.is_external and s.idle}
         choices = {s.request_id: s for s in live if not s.is_beam}
         assert self._by_request == choices, "the request map names the live choices, no others"
         assert all(map(self.lives, self.suspects.request_ids())), "who is suspected lives"

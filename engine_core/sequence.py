@@ -47,8 +47,9 @@ class Sequence:
 
     `tokens` are prompt and output of a WAITING one; `digests` are theirs, once looked up. `fresh`:
     it has never run. `started`: its first output token is out. `num_scored`: prompt positions whose
-    logprobs are out. `idle`: a beam that has reported its candidates and waits for the others; it
-    has nothing to compute. `params`: what its tokens are drawn by.
+    logprobs are out. `idle`: it has nothing to compute: a beam that has reported its candidates and
+    waits for the others, or an external one that waits for its token. `params`: what its tokens are
+    drawn by.
     """
 
     __slots__ = (
@@ -93,6 +94,16 @@ class Sequence:
         return self.request.params.beam is not None
 
     @property
+    def is_external(self) -> bool:
+        """Whether its tokens are drawn outside the engine."""
+        return self.request.params.external is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it takes no token that is drawn in a step, but waits to be given one."""
+        return self.is_beam or self.is_external
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether prompt logprobs are wanted that are not out yet. The first choice brings them."""
         wanted = self.request.params.prompt_logprobs >= 0 and self.index == 0
@@ -107,7 +118,7 @@ class Sequence:
             max_tokens=params.max_tokens,
             max_len=max_model_len,
             stop_token_ids=params.stop_token_ids,
-            held=self.is_beam,
+            held=self.is_held,
             score_prompt=self.scores_prompt,
             cached=cached,
         )

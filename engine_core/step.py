@@ -137,3 +137,9 @@ class StepOutput:
     started: Sequence[Started] = ()
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     failed: Sequence[Failed] = ()
+
+    @property
+    def says_something(self) -> bool:
+        """Whether anybody is to be told. A step that computes prompts only, or logits for others
+        to draw from, means nothing to its requests yet."""
+        return bool(self.request_ids or self.started or self.prompt_logprobs or self.failed)

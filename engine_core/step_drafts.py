@@ -25,7 +25,7 @@ class StepDrafts:
         any_guess = False
         for sequence_id, token_ids in self._sampling.drafts():
             sequence = self._roster.by_id.get(SequenceId(sequence_id))
-            if sequence is not None and sequence.started and not sequence.is_beam:
+            if sequence is not None and sequence.started and not sequence.is_held:
                 most = max(token_ids, default=UNKNOWN_DRAFT)
                 assert most < self._vocabulary_size, f"token id {most} was guessed"
                 self._batch.draft(sequence.sequence_id, token_ids)

@@ -13,6 +13,7 @@ NEEDED = (
     "triptych/v1/inference_pb2.py",
     "triptych/v1/inference_pb2.pyi",
     "triptych/v1/inference_pb2_grpc.py",
+    "triptych/v1/sampler_pb2.py",
     "triptych/kserve/inference_pb2.py",
     "triptych/client/api.py",
     "triptych/engine_core/layout.py",

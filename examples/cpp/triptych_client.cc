@@ -17,6 +17,8 @@ Deadline DeadlineOf(std::optional<Milliseconds> timeout) {
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Options& options) {
   grpc::ChannelArguments arguments;
+  // Calls take turns over all addresses of a dns:/// name: a tokenizer process each.
+  arguments.SetLoadBalancingPolicyName("round_robin");
   const int keepalive = static_cast<int>(options.keepalive.count());
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive);
@@ -134,14 +136,15 @@ void Session::Write(const v1::SessionRequest& request) {
 
 Client::Client(const std::string& address, Options options)
     : options_(std::move(options)),
-      stub_(v1::InferenceService::NewStub(MakeChannel(address, options_))) {}
+      channel_(MakeChannel(address, options_)),
+      stub_(v1::InferenceService::NewStub(channel_)) {}
 
 Stream<v1::GenerateResponse> Client::Generate(v1::GenerateRequest request,
                                               std::optional<Milliseconds> timeout) {
   auto opening = [stub = stub_.get(), request = std::move(request)](grpc::ClientContext* context) {
     return stub->Generate(context, request);
   };
-  return {std::move(opening), DeadlineOf(timeout), options_.retry};
+  return {channel_, std::move(opening), DeadlineOf(timeout), options_.retry};
 }
 
 Stream<v1::ChatResponse> Client::Chat(v1::ChatRequest request,
@@ -149,7 +152,7 @@ Stream<v1::ChatResponse> Client::Chat(v1::ChatRequest request,
   auto opening = [stub = stub_.get(), request = std::move(request)](grpc::ClientContext* context) {
     return stub->Chat(context, request);
   };
-  return {std::move(opening), DeadlineOf(timeout), options_.retry};
+  return {channel_, std::move(opening), DeadlineOf(timeout), options_.retry};
 }
 
 std::unique_ptr<Session> Client::OpenSession() { return std::make_unique<Session>(stub_.get()); }

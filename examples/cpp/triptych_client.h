@@ -15,9 +15,9 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -83,9 +83,12 @@ class Stream {
  public:
   using Reader = std::unique_ptr<grpc::ClientReader<Response>>;
   using Opening = std::function<Reader(grpc::ClientContext*)>;
+  static constexpr Milliseconds kCancelNoticed{50};  // within this, between two attempts
 
-  Stream(Opening opening, Deadline deadline, RetryPolicy retry)
+  Stream(std::shared_ptr<grpc::Channel> channel, Opening opening, Deadline deadline,
+         RetryPolicy retry)
       : state_(std::make_unique<State>()),
+        channel_(std::move(channel)),
         opening_(std::move(opening)),
         deadline_(deadline),
         retry_(retry) {
@@ -117,7 +120,6 @@ class Stream {
   void Cancel() {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->cancelled = true;
-    state_->changed.notify_all();
     if (state_->context) state_->context->TryCancel();
   }
 
@@ -125,8 +127,7 @@ class Stream {
   // What Cancel touches, at an address that stays when the stream moves.
   struct State {
     std::mutex mutex;
-    std::condition_variable changed;
-    bool cancelled = false;
+    std::atomic<bool> cancelled{false};
     std::unique_ptr<grpc::ClientContext> context;
   };
 
@@ -154,14 +155,18 @@ class Stream {
 
   void Wait(const Error& error) {
     const auto wait = received_ ? std::nullopt : retry_.Wait(++failures_, error);
-    const auto now = std::chrono::system_clock::now();
+    auto now = std::chrono::system_clock::now();
     if (!wait || (deadline_ && now + *wait >= *deadline_)) throw error;
-    std::unique_lock<std::mutex> lock(state_->mutex);
-    state_->changed.wait_for(lock, *wait, [this] { return state_->cancelled; });
+    // Not asleep: a channel connects again only while somebody waits for something of it.
+    for (const auto end = now + *wait; now < end && !state_->cancelled;
+         now = std::chrono::system_clock::now()) {
+      channel_->WaitForStateChange(channel_->GetState(true), std::min(end, now + kCancelNoticed));
+    }
     if (state_->cancelled) throw Error(grpc::Status(grpc::StatusCode::CANCELLED, "cancelled"));
   }
 
   std::unique_ptr<State> state_;
+  std::shared_ptr<grpc::Channel> channel_;
   Opening opening_;
   Deadline deadline_;
   RetryPolicy retry_;
@@ -218,6 +223,7 @@ class Client {
 
  private:
   Options options_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::InferenceService::Stub> stub_;
 };
 

@@ -77,14 +77,17 @@ def _ranks(executor: control_pb2.ExecutorStats) -> str:
 
 
 def how_to_call(address: str) -> list[str]:
-    """Lines that a reader can paste into another terminal."""
+    """Lines that a reader can paste into another terminal. Without a bound a small model may write
+    until its context is full."""
+    few = '"samplingParams":{"maxTokens":100}'
     return [
         "Call it:",
-        f'  {as_typed("triptych")} chat --address {address} "Why is the sky blue?"',
+        f"  {as_typed('triptych')} chat --address {address} --max-tokens 100 "
+        '"Why is the sky blue?"',
         f"  {as_typed('buf')} curl --protocol grpc --http2-prior-knowledge "
-        f'-d \'{{"messages":[{{"role":"user","content":"Hi"}}]}}\' '
+        f'-d \'{{"messages":[{{"role":"user","content":"Hi"}}],{few}}}\' '
         f"http://{address}/triptych.v1.InferenceService/Chat",
-        f'  grpcurl -plaintext -d \'{{"text":"Once upon a time"}}\' {address} '
+        f'  grpcurl -plaintext -d \'{{"text":"Once upon a time",{few}}}\' {address} '
         "triptych.v1.InferenceService/Generate",
     ]
 

@@ -68,6 +68,12 @@ class RunDir:
         return self.path / "executor.fds"
 
     @property
+    def samplers(self) -> Path:
+        """Unix SOCK_SEQPACKET socket bound by the scheduler; programs that draw tokens themselves
+        connect."""
+        return self.path / "samplers.sock"
+
+    @property
     def executor_group(self) -> Path:
         """Unix SOCK_SEQPACKET socket bound by rank 0 of several executors, until all are there."""
         return self.path / "executor-group.sock"

@@ -209,7 +209,7 @@ ENGINE_KEYS = frozenset(
         *("enable_prefix_caching", "queue_timeout", "request_timeout"),
         *("logprobs_mode", "logits_processors", "async_scheduling"),
         *("structured_output_cache", "structured_output_cache_bytes"),
-        "structured_output_timeout",
+        *("structured_output_timeout", "sampler_rows", "sampler_timeout"),
         *("speculative_method", "num_speculative_tokens", "max_num_draft_tokens"),
         *("prompt_lookup_max", "prompt_lookup_min"),
         *("dtype", "max_model_len", "block_size", "kv_cache_memory", "memory_utilization"),

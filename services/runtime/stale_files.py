@@ -8,7 +8,7 @@ from triptych.services.runtime.run_dir import RunDir
 _CONTROL_SUFFIX = ".control.sock"
 _WORDS_SUFFIX = ".end"
 _SCHEDULER = "scheduler"
-_ITS_SOCKETS = ("scheduler.zmq", "executor.zmq", "executor.fds")
+_ITS_SOCKETS = ("scheduler.zmq", "executor.zmq", "executor.fds", "samplers.sock")
 _FIRST_RANK = "executor-0"
 _GROUP_SOCKET = "executor-group.sock"
 _MEETING_SUFFIX = ".meeting"

@@ -159,6 +159,7 @@ class DeviceSampling:
             and params.typical_p >= 1.0
             and params.top_n_sigma == 0.0
             and params.beam is None
+            and params.external is None
             and low <= params.repetition_penalty <= high
             and params.logprobs <= MAX_SAMPLE_LOGPROBS
             and (params.logprobs == NO_LOGPROBS or not self._processed_logprobs)

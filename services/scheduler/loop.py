@@ -30,12 +30,14 @@ from triptych.services.scheduler.grammar_compiler import GrammarCompiler
 from triptych.services.scheduler.grammars import Grammars
 from triptych.services.scheduler.logits_processors import ProcessorFactory
 from triptych.services.scheduler.sampler import StepSampler, new_sampler
+from triptych.services.scheduler.sampler_link import SamplerLink
 from triptych.services.scheduler.settings import SchedulerSettings
 from triptych.services.scheduler.stats import (
     Counters,
     Snapshot,
     Totals,
     add_grammars,
+    add_leases,
     scheduler_stats,
     totals_of,
 )
@@ -98,6 +100,9 @@ class StepLoop:
         self._tokenizers = TokenizerLink(
             self._context, run_dir.scheduler_endpoint, epoch, self._poller, timeout
         )
+        self._samplers = SamplerLink(
+            run_dir, self._poller, epoch, settings.sampler_rows, settings.sampler_timeout
+        )
         self._counters = Counters()
         self._outbox: list[StepOutput] = []
         self._compiler = GrammarCompiler(self._wake_up)
@@ -106,11 +111,14 @@ class StepLoop:
             settings.structured_output_cache,
             settings.structured_output_cache_bytes,
         )
-        self._submissions = Submissions(settings, self._grammars, self._counters, self._outbox)
+        self._submissions = Submissions(
+            settings, self._grammars, self._samplers.leases, self._counters, self._outbox
+        )
         self._listening = ListeningClock(settings.heartbeat_interval, _now())
         self._watch = Watch(timeout)
         self._steps = Steps(
             self._executor,
+            self._samplers,
             SlotPool(settings.num_slots),
             self._counters,
             self._outbox,
@@ -161,6 +169,7 @@ class StepLoop:
         finally:
             self._compiler.close()
             self._executor.close()
+            self._samplers.close()
             self._tokenizers.close()
             self._context.destroy(linger=0)
             with self._wake_lock:
@@ -177,17 +186,25 @@ class StepLoop:
         listened = self._listened()
         if self._wake in readable:
             os.eventfd_read(self._wake)
+        self._submissions.fail(self._samplers.receive(readable, listened))
+        if self._samplers.num_drawn:
+            self._steps.dispatch()  # before all else: the executor waits
         for event in self._executor.receive(readable, listened):
             self._take_executor(event)
         for request in self._tokenizers.receive(listened):
             self._take_tokenizer(request)
+        if not self._samplers.alone:
+            self._submissions.fail(self._samplers.expire(listened))
         if self._calls:
             self._answer_calls()
         if now >= self._next_tick:
             self._tick(now, listened)
         self._submissions.time_out(_now())
         self._submissions.take_compiled()
+        self._submissions.take_claimed(_now())
         self._greet()
+        if self._samplers.any_asked:
+            self._submissions.fail(self._samplers.receive_asked(listened))
         self._steps.dispatch()
         self._emit()
         self._steps.prepare()
@@ -198,7 +215,13 @@ class StepLoop:
 
     def _wake_at(self) -> float:
         next_at = self._submissions.next_at
-        return self._next_tick if next_at is None else min(next_at, self._next_tick)
+        soonest = self._next_tick if next_at is None else min(next_at, self._next_tick)
+        if self._samplers.alone:
+            return soonest
+        times = [soonest]
+        by_listening = (self._samplers.next_at, self._steps.retry_at)
+        times += [_now() + each - self._listened() for each in by_listening if each is not None]
+        return min(times)
 
     def _answer_calls(self) -> None:
         while self._calls:
@@ -248,6 +271,8 @@ class StepLoop:
                 self._lose(reason)
             case stage_pb2.StepDone():
                 self._break_with(self._steps.finish(event))
+                if self._samplers.any_asked:
+                    self._submissions.fail(self._samplers.receive_asked(self._listened()))
                 self._steps.dispatch()  # the next step before all else: the executor waits
             case stage_pb2.StepFailed():
                 self._break_with(self._steps.fail(event))
@@ -297,7 +322,8 @@ class StepLoop:
         suspects = None if before is None else before.suspects  # the same choices go on
         core = build_core(self._settings, facts, layout, vocabulary_size, sampler, suspects)
         self._steps.serve(core, sampler)
-        self._submissions.serve(core, sampler)
+        self._submissions.serve(core, sampler, _now())
+        self._samplers.serve(facts.vocabulary_size, vocabulary_size)
         return core
 
     def _lose(self, reason: str) -> None:
@@ -325,11 +351,13 @@ class StepLoop:
             self._take_executor(lost)
         self._submissions.drop(self._tokenizers.expire(listened))
         self._grammars.prune(self._submissions.lives)
+        self._samplers.leases.prune(self._submissions.lives)
 
     def _seen(self) -> Seen:
-        """What the scheduler does. Without an executor it is not stuck: it waits for one."""
+        """What the scheduler does. Without an executor it is not stuck: it waits for one; and idle
+        where it waits for tokens from outside alone."""
         core, listened = self._steps.core, self._listened()
-        self._watch.work(core is not None and core.num_requests > 0, listened)
+        self._watch.work(core is not None and core.num_requests > core.num_held, listened)
         seen = self._watch.at(listened)
         if seen.stuck and not self._executor.ready:
             return replace(seen, activity=stage_pb2.ACTIVITY_BUSY)
@@ -350,5 +378,6 @@ class StepLoop:
         stats.grammars_running = sampler.num_grammars if sampler is not None else 0
         stats.grammars_waiting = self._submissions.num_waiting
         add_grammars(stats, self._grammars)
+        add_leases(stats, self._samplers.leases)
         seen = self._seen()
         return Snapshot(stats, seen, serving=self._executor.ready and not seen.stuck)

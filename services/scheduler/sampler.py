@@ -104,8 +104,9 @@ class StepSampler:
             self._grammars.open(sequence_id, params, output_ids)
         if params.processors:
             self._processors.open(sequence_id, params, prompt_ids, output_ids)
-        # Plug-ins are foreign code that may count its calls; beams choose by themselves.
-        if params.processors or params.beam is not None:
+        # Plug-ins are foreign code that may count its calls; beams, and who draws outside, choose
+        # by themselves.
+        if params.processors or params.beam is not None or params.external is not None:
             return
         if self._drafter is not None:
             self._drafter.open(sequence_id, prompt_ids, output_ids, salt)
@@ -272,8 +273,10 @@ class StepSampler:
 def _sampler_params(params: SamplingParams, choice: int) -> SamplerParams:
     # A grammar's mask has the stop ids' bits cleared instead, and knows where it cannot be so.
     masks_stops = params.min_tokens > 0 and not params.grammar
+    # Somebody else draws: what is drawn here only tells whether the logits are finite.
+    temperature = params.temperature if params.external is None else 0.0
     return SamplerParams(
-        temperature=params.temperature,
+        temperature=temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,

@@ -133,6 +133,23 @@ class SchedulerSettings(SchedulingSettings, StepWatchSettings):
         description="a request whose grammar takes so long to compile ends",
         json_schema_extra=flag("Structured output", unit="seconds"),
     )
+    sampler_rows: int = Field(
+        default=64,
+        ge=0,
+        le=4096,
+        description=(
+            "requests at once whose tokens programs on this machine draw themselves, each with a "
+            "row of logits; 0: none"
+        ),
+        json_schema_extra=flag("Scheduling", unit="rows"),
+    )
+    sampler_timeout: float = Field(
+        default=10.0,
+        gt=0.0,
+        le=3600.0,
+        description="a request whose program takes so long for one token ends",
+        json_schema_extra=flag("Scheduling", unit="seconds"),
+    )
     speculative_method: Literal["off", "ngram", "suffix", "draft_model"] = Field(
         default="off",
         description=(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from triptych.engine_core.scheduler import Scheduler
 from triptych.services.runtime.activity import Seen
 from triptych.services.scheduler.grammars import Grammars
+from triptych.services.scheduler.leases import Leases
 from triptych.v1 import control_pb2, stage_pb2
 
 
@@ -54,6 +55,8 @@ class Counters:
     device_tokens: int = 0
     host_tokens: int = 0
     wasted_tokens: int = 0
+    external_tokens: int = 0
+    sampler_timeouts: int = 0
     times: StepSeconds = field(default_factory=StepSeconds)
 
 
@@ -123,6 +126,8 @@ def scheduler_stats(
         device_tokens_total=counters.device_tokens,
         host_tokens_total=counters.host_tokens,
         wasted_tokens_total=counters.wasted_tokens,
+        external_tokens_total=counters.external_tokens,
+        sampler_timeouts_total=counters.sampler_timeouts,
         step_times=counters.times.message(),
     )
 
@@ -133,3 +138,12 @@ def add_grammars(stats: control_pb2.SchedulerStats, grammars: Grammars) -> None:
     stats.grammar_cache_hits_total = grammars.hits_total
     stats.grammar_compile_seconds_total = grammars.compile_seconds_total
     stats.grammars_cached = len(grammars)
+
+
+def add_leases(stats: control_pb2.SchedulerStats, leases: Leases) -> None:
+    """What programs hold that draw tokens themselves."""
+    if not leases.num_leases:
+        return  # all are 0
+    stats.sampler_leases = leases.num_leases
+    stats.sampler_rows = leases.num_rows
+    stats.sampler_rows_used = leases.num_used

@@ -11,7 +11,7 @@ import logging
 import operator
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triptych.engine_core.batch import UNKNOWN_DRAFT
@@ -24,6 +24,7 @@ from triptych.services.scheduler.device_sampling import DeviceSamples, StepSampl
 from triptych.services.scheduler.drawn_tokens import check_nothing_drawn, take_drawn
 from triptych.services.scheduler.executor_link import ExecutorLink
 from triptych.services.scheduler.sampler import StepSampler
+from triptych.services.scheduler.sampler_link import SamplerLink
 from triptych.services.scheduler.stats import Counters
 from triptych.services.scheduler.step_results import (
     DeviceDraws,
@@ -40,6 +41,14 @@ _MOST_IN_FLIGHT = 2
 _HOST_SHARE = 8
 """Whoever is drawn here has no row in the step ahead, so gets a token every other step only: above
 one in so many samples that is worse for all than the gap between two steps."""
+_GATHERING_SHARE = 0.25
+_GATHERING = 0.002
+"""Of a step's time, and in seconds at most: for how long the next one waits for tokens of programs
+that are as quick. Without it, requests of one program fall into two groups that never meet: the
+tokens of each come while the other is computed."""
+_PATIENCE = 0.02
+"""Seconds for which sequences that wait for a token from outside keep their places, though others
+wait to run who find none. Nearly all answers are there by then."""
 
 _log = logging.getLogger(__name__)
 _now = time.perf_counter
@@ -64,6 +73,7 @@ class Steps:
     def __init__(
         self,
         executor: ExecutorLink,
+        samplers: SamplerLink,
         slots: SlotPool,
         counters: Counters,
         outbox: list[StepOutput],
@@ -75,6 +85,7 @@ class Steps:
         """`watch` hears of the steps, at times of the loop's ListeningClock. `ahead`: a step may be
         sent while another is computed."""
         self._executor = executor
+        self._samplers = samplers
         self._counters = counters
         self._outbox = outbox
         self._watch = watch
@@ -83,6 +94,8 @@ class Steps:
         self._flights: deque[_Flight] = deque()  # in the order in which they were sent
         self._answered_at = 0.0
         self.slots = slots
+        self._step_seconds = 0.0  # of the last one's computation
+        self.retry_at: float | None = None  # when a step may be made that was put off
         self.core: Scheduler | None = None
         self.sampler: StepSampler | None = None  # there is one when there is a core
 
@@ -92,16 +105,54 @@ class Steps:
         self.core, self.sampler = core, sampler
 
     def dispatch(self) -> None:
-        """Send the next step, if there is one to be made and none in flight; and one ahead."""
+        """Send the next step, if there is one to be made and none in flight; and one ahead. Tokens
+        that were drawn outside are taken in before."""
         core, sampler, flights = self.core, self.sampler, self._flights
-        if core is None or sampler is None or not self._executor.ready:
+        self.retry_at = None
+        if core is None or sampler is None:
             return
-        if not flights:
+        if not flights and self._samplers.num_drawn:
+            self._take_tokens(core)
+        if not self._executor.ready:
+            return
+        if not flights and not self._samplers.leases.num_out:
             self._send(core, sampler, core.plan)
+        elif not flights and not self._gathers():
+            self._make_room(core)
+            patient_until = self._patient_until(core)
+            patient = patient_until is not None
+            self._send(core, sampler, lambda: core.plan(patient=patient))
+            if not flights:
+                self.retry_at = patient_until
         if self._may_be_ahead and self._executor.draws_tokens and len(flights) == 1:
             host_drawn = self._host_drawn(core, flights[0])
             if host_drawn is not None:
                 self._send(core, sampler, lambda: core.plan_ahead(host_drawn))
+
+    def _gathers(self) -> bool:
+        """Whether tokens are expected from outside that the next step should wait for."""
+        seconds = min(_GATHERING, _GATHERING_SHARE * self._step_seconds)
+        self.retry_at = self._samplers.leases.expected_until(self._listened(), seconds)
+        return self.retry_at is not None
+
+    def _patient_until(self, core: Scheduler) -> float | None:
+        asked_at = self._samplers.leases.asked_at
+        if asked_at is None or not core.num_waiting:
+            return None
+        until = asked_at + _PATIENCE
+        return until if self._listened() < until else None
+
+    def _make_room(self, core: Scheduler) -> None:
+        leases = self._samplers.leases
+        if core.num_waiting:
+            core.make_room(leases.slow(self._listened(), _PATIENCE))
+
+    def _take_tokens(self, core: Scheduler) -> None:
+        drawn = self._samplers.take_drawn()
+        if drawn:
+            output = core.take_tokens(drawn)
+            self._counters.external_tokens += len(output.token_ids)
+            self._put_out(output)
 
     def _host_drawn(self, core: Scheduler, flight: _Flight) -> set[int] | None:
         """Sequences whose tokens of the step in flight the executor will not know; None where
@@ -177,7 +228,8 @@ class Steps:
         self._counters.steps += 1
         began = max(flight.sent_at, self._answered_at)
         self._answered_at = received
-        times.execute += done.execute_ns * 1e-9
+        self._step_seconds = done.execute_ns * 1e-9
+        times.execute += self._step_seconds
         times.hops += max(0.0, received - began - done.execute_ns * 1e-9)
         times.sample += sampled - received
         times.apply += _now() - sampled
@@ -251,7 +303,9 @@ class Steps:
             by_device = plan.num_samples - device.token_ids.count(NO_TOKEN)
         drawn = draw(core, sampler, drafts, logits, device)
         counters.device_tokens += by_device
-        counters.host_tokens += plan.num_samples - drawn.token_ids.count(NO_TOKEN) - by_device
+        outside = self._ask_outside(core, logits, drawn.token_ids)
+        by_host = plan.num_samples - drawn.token_ids.count(NO_TOKEN) - by_device
+        counters.host_tokens += by_host - outside
         drafted = len(drafts) - drafts.count(_NO_DRAFT)
         if drafted:
             counters.draft_tokens += drafted
@@ -260,9 +314,27 @@ class Steps:
             plan.step_id, drawn.token_ids, drawn.logprobs, scores, drawn.errors, drawn.complete
         )
 
+    def _ask_outside(
+        self, core: Scheduler, logits: LogitsView | None, token_ids: Sequence[int]
+    ) -> int:
+        """Have tokens drawn where that is not done here; how many of `token_ids` do not count for
+        it."""
+        samples = core.external_samples()
+        if not samples:
+            return 0
+        assert logits is not None, "the executor does not draw them: their rows come to the ring"
+        _, rows = core.samples()
+        self._samplers.ask(samples, logits, rows, token_ids, self._listened())
+        return sum(token_ids[each.sample] != NO_TOKEN for each in samples)
+
     def _end(self, output: StepOutput) -> None:
         self._land()
         self._watch.step_ended(self._listened())
+        self._put_out(output)
+
+    def _put_out(self, output: StepOutput) -> None:
+        if not output.says_something:
+            return
         self._outbox.append(output)
         tokens, going_on = len(output.token_ids), output.finishes.count(0)
         self._counters.generated_tokens += tokens

@@ -135,6 +135,10 @@ def calling_of(request: inference_pb2.ChatRequest, names: ParserNames) -> Callin
         )
     if raw.HasField("beam") and choice.mode in _MASKED:
         raise InvalidRequest("tool_choice", "beside beam: hypotheses are not masked by it")
+    if raw.HasField("external_sampler") and choice.mode in _MASKED:
+        raise InvalidRequest(
+            "tool_choice", "beside external_sampler: its draws are not masked by it"
+        )
     tools = tuple(
         ToolSpec(each.name, each.description, each.parameters, each.strict)
         for each in request.tools

@@ -47,6 +47,8 @@ async def _grammar_of_calls(
         return None
     if raw.HasField("beam"):
         raise InvalidRequest("tools", "beside beam: hypotheses are not masked by them")
+    if raw.HasField("external_sampler"):
+        raise InvalidRequest("tools", "beside external_sampler: its draws are not masked by them")
     try:
         return await structured.grammar_of(form)
     except InvalidRequest as error:

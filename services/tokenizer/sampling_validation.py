@@ -11,6 +11,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 
+from google.protobuf.message import Message
+
 from triptych.engine_core.errors import InvalidRequest
 from triptych.engine_core.sampling_params import (
     MAX_CHOICES,
@@ -19,11 +21,12 @@ from triptych.engine_core.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     NO_LOGPROBS,
     BeamParams,
+    ExternalSampler,
     SamplingParams,
 )
 from triptych.services.tokenizer.bad_words import Encode, bad_words
 from triptych.services.tokenizer.validation import ServedModel, check_token_ids
-from triptych.services.transport.wire import EARLY_STOPPING
+from triptych.services.transport.wire import EARLY_STOPPING, external_sampler
 from triptych.v1 import common_pb2
 
 ALL_LOGPROBS = -1
@@ -50,6 +53,24 @@ _NOT_BESIDE_BEAM: Mapping[str, tuple[float, ...]] = {
     "top_n_sigma": (0.0,),
 }
 """What filters or tempers a distribution, with the values that do not."""
+_NOT_BESIDE_EXTERNAL: Mapping[str, tuple[float, ...]] = {
+    **_NOT_BESIDE_BEAM,
+    "temperature": (1.0,),
+    "min_tokens": (0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "no_repeat_ngram_size": (0,),
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (),
+    "beam": (),
+    "allowed_token_ids": (),
+    "structured_output": (),
+}
+"""What is the business of whoever draws the tokens, with the values that leave it to him; beside
+lists, which must be empty."""
+_LISTS_OF_A_DRAW = ("logit_bias", "bad_words", "bad_words_token_ids", "logits_processors")
 
 
 def sampling_params(
@@ -67,6 +88,7 @@ def sampling_params(
     InvalidRequest.
     """
     size = model.vocabulary_size
+    external = _external(raw)
     stops = _stop_token_ids(raw, model)
     drawn, held = _choices(raw)
     logprobs = core_logprobs(wished_logprobs(raw, "logprobs", model), size)
@@ -76,7 +98,7 @@ def sampling_params(
             max_tokens=raw.max_tokens if raw.HasField("max_tokens") else model.max_model_len,
             min_tokens=raw.min_tokens,
             temperature=_float(raw, "temperature", 1.0),
-            top_k=min(raw.top_k, size),
+            top_k=min(raw.top_k, size) if external is None else 0,
             top_p=_float(raw, "top_p", 1.0),
             min_p=_float(raw, "min_p", 0.0),
             typical_p=_float(raw, "typical_p", 1.0),
@@ -96,6 +118,7 @@ def sampling_params(
             prompt_logprobs=max(prompt_logprobs, logprobs if echo else NO_LOGPROBS),
             n=drawn,
             beam=_beam(raw),
+            external=external,
         )
     except InvalidRequest as error:
         raise wire_named(error) from error
@@ -179,6 +202,31 @@ def _beam(raw: common_pb2.SamplingParams) -> BeamParams | None:
         width=raw.beam.width,
         length_penalty=decimal(raw.beam.length_penalty) if given else 1.0,
         early_stopping=early_stopping,
+    )
+
+
+def _external(raw: common_pb2.SamplingParams) -> ExternalSampler | None:
+    if not raw.HasField("external_sampler"):
+        return None
+    for field, harmless in _NOT_BESIDE_EXTERNAL.items():
+        # The stub takes literals only; field is a key of the table.
+        if raw.HasField(field) and (not harmless or getattr(raw, field) not in harmless):  # type: ignore[arg-type]  # see above
+            raise _beside_external(field, getattr(raw, field))
+    for field in _LISTS_OF_A_DRAW:
+        if getattr(raw, field):
+            raise _beside_external(field, f"{len(getattr(raw, field))} entries")
+    try:
+        return external_sampler(raw.external_sampler)
+    except InvalidRequest as error:
+        raise wire_named(error) from error
+
+
+def _beside_external(field: str, value: object) -> InvalidRequest:
+    if isinstance(value, float):
+        value = decimal(value)
+    said = "it" if isinstance(value, Message) else value
+    return InvalidRequest(
+        f"{_PREFIX}.{field}", f"{said} beside external_sampler, whose business that is"
     )
 
 

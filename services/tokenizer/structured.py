@@ -36,6 +36,8 @@ class StructuredOutputs:
             return ""
         if raw.HasField("beam"):
             raise InvalidRequest(_FIELD, "beside beam: hypotheses are not masked by it")
+        if raw.HasField("external_sampler"):
+            raise InvalidRequest(_FIELD, "beside external_sampler: its draws are not masked by it")
         return await self.grammar_of(raw.structured_output)
 
     async def grammar_of(self, form: common_pb2.StructuredOutput) -> str:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import zmq
 from google.protobuf.message import DecodeError, Message
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 32 * 2**20
 QUEUE_FRAMES = 4096
 """Frames that may wait in each direction for one peer that does not read."""

@@ -1,9 +1,10 @@
-"""The unix socket between scheduler and executor: descriptors of the rings, then the steps.
+"""Unix sockets that descriptors of rings cross: of the executor, with the steps, and of samplers.
 
-A SOCK_SEQPACKET connection carries one Offer each way (with the descriptor of the sender's ring),
-and from then on a packet for each StepReady and StepDone: the kernel wakes the reader at once,
-where ZeroMQ would go through an I/O thread on each side. Its end of file tells at once that the
-peer is gone, also after kill -9, and comes after everything that the peer had said.
+A SOCK_SEQPACKET connection to an executor carries one Offer each way (with the descriptor of the
+sender's ring), and from then on a packet for each StepReady and StepDone: the kernel wakes the
+reader at once, where ZeroMQ would go through an I/O thread on each side. Its end of file tells at
+once that the peer is gone, also after kill -9, and comes after everything that the peer had said.
+What a program that draws tokens itself says and hears are packets too; one brings a descriptor.
 """
 
 import os
@@ -48,6 +49,10 @@ class FdConnection:
         """For a poller: readable on a packet and on end of file."""
         return self._socket.fileno()
 
+    def set_timeout(self, timeout: float) -> None:
+        """Seconds that a call may block for from now on."""
+        self._socket.settimeout(timeout)
+
     def send(self, offer: Offer) -> None:
         """Hand the offer's descriptor to the peer; ours stays open. Raises OSError."""
         packet = _OFFER.pack(_MAGIC, offer.epoch, len(offer.identity), offer.identity)
@@ -59,7 +64,7 @@ class FdConnection:
         Raises OfferError for anything else, TimeoutError or BlockingIOError when nothing came.
         """
         try:
-            packet, fds, cut = self._receive_packet()
+            packet, fds, cut = self._receive_with(_OFFER.size)
         except ConnectionError:
             return None
         if not packet and not fds:
@@ -89,6 +94,31 @@ class FdConnection:
             raise OfferError(f"a packet of more than {MAX_PACKET_BYTES} bytes")
         return packet or None
 
+    def send_packet_with(self, packet: bytes, fd: int) -> None:
+        """Likewise, with a descriptor for the peer; ours stays open."""
+        socket.send_fds(self._socket, [packet], [fd], socket.MSG_NOSIGNAL)
+
+    def receive_packet_with(self) -> tuple[bytes, int | None] | None:
+        """The peer's next packet, with its descriptor if it brings one; or None at end of file. The
+        caller owns the descriptor.
+
+        Raises as receive_packet, and OfferError for more than one descriptor.
+        """
+        try:
+            packet, fds, cut = self._receive_with(MAX_PACKET_BYTES)
+        except ConnectionError:
+            return None
+        if cut or len(fds) > 1 or len(packet) > MAX_PACKET_BYTES:
+            for fd in fds:
+                os.close(fd)
+            raise OfferError(
+                f"a packet of {len(packet)} bytes with more than one descriptor or"
+                f" more than {MAX_PACKET_BYTES} bytes"
+            )
+        if not packet and not fds:
+            return None
+        return packet, fds[0] if fds else None
+
     def _recv(self) -> bytes:
         try:
             return self._socket.recv(MAX_PACKET_BYTES + 1)
@@ -97,12 +127,15 @@ class FdConnection:
             # had sent, which still counts.
             return self._socket.recv(MAX_PACKET_BYTES + 1)
 
-    def _receive_packet(self) -> tuple[bytes, list[int], bool]:
-        """(bytes, descriptors, whether some did not fit); recv_fds would ignore its flags."""
+    def _receive_with(self, most: int) -> tuple[bytes, list[int], bool]:
+        """(up to `most` bytes or one more, descriptors, whether some of them did not fit); recv_fds
+        would ignore its flags."""
         fds = array("i")
-        packet, control, flags, _ = self._socket.recvmsg(
-            _OFFER.size + 1, socket.CMSG_SPACE(4 * fds.itemsize), socket.MSG_CMSG_CLOEXEC
-        )
+        room = most + 1, socket.CMSG_SPACE(4 * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+        try:
+            packet, control, flags, _ = self._socket.recvmsg(*room)
+        except ConnectionResetError:  # as in _recv
+            packet, control, flags, _ = self._socket.recvmsg(*room)
         for level, kind, data in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
@@ -114,7 +147,7 @@ class FdConnection:
 
 
 class FdListener:
-    """The scheduler's end. Take the run directory's lock first: binding takes the path over."""
+    """The end that is connected to. Take the run directory's lock first: it takes the path over."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -142,7 +175,7 @@ class FdListener:
 
 
 def connect(path: Path, timeout: float) -> FdConnection:
-    """Reach the scheduler's listener. Raises OSError, OfferError."""
+    """Reach a listener. Raises OSError, OfferError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.settimeout(timeout)

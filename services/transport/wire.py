@@ -27,6 +27,7 @@ from triptych.engine_core.sampling_params import (
     NO_LOGPROBS,
     BeamParams,
     EarlyStopping,
+    ExternalSampler,
     SamplingParams,
 )
 from triptych.v1 import common_pb2, stage_pb2
@@ -110,6 +111,8 @@ def sequence_params_of(params: SamplingParams) -> stage_pb2.SequenceParams:
         message.beam.width = params.beam.width
         message.beam.length_penalty = params.beam.length_penalty
         message.beam.early_stopping = _EARLY_STOPPING_NUMBERS[params.beam.early_stopping]
+    if params.external is not None:
+        message.external.lease, message.external.tag = params.external.lease, params.external.tag
     return message
 
 
@@ -166,6 +169,7 @@ def _params_from(params: stage_pb2.SequenceParams) -> SamplingParams:
         n=params.n,
         grammar=params.grammar,
         beam=_beam(params.beam) if params.HasField("beam") else None,
+        external=external_sampler(params.external) if params.HasField("external") else None,
     )
 
 
@@ -184,6 +188,11 @@ def _beam(beam: stage_pb2.BeamParams) -> BeamParams:
     return BeamParams(
         width=beam.width, length_penalty=beam.length_penalty, early_stopping=early_stopping
     )
+
+
+def external_sampler(external: common_pb2.ExternalSampler) -> ExternalSampler:
+    """Who draws the tokens, of a request that says so. Raises InvalidRequest."""
+    return ExternalSampler(lease=external.lease, tag=external.tag)
 
 
 def _pack_f32(values: Sequence[float]) -> bytes:

@@ -3,13 +3,21 @@
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from engine import Engine, running_engine
-from example_programs import BUILD_SECONDS, cpp_program, go_program, python_program
+from example_programs import (
+    BUILD_SECONDS,
+    cpp_program,
+    go_program,
+    python_program,
+    without_numpy,
+)
 from fake_engine import Act, fake_engine, told
+from free_port import free_ports
 from small_engines import SMALL, tiny_model
 from triptych.engine_core.errors import QueueFull, Unavailable
 
@@ -74,20 +82,36 @@ def test_a_refused_request_is_sent_again_when_the_engine_said(program: list[str]
         assert len(engine.requests) == 3
 
 
+def test_an_engine_that_is_not_there_yet_is_waited_for(program: list[str]) -> None:
+    """Back-off begins with connections that are refused; it may not end with them."""
+    (port,) = free_ports(1)
+    command = [*program, f"127.0.0.1:{port}", "generate"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as waiting:
+        time.sleep(1)  # a few attempts
+        with fake_engine(port=port) as engine:
+            engine.expect(Act(told("hello", 2)))
+            assert waiting.communicate(timeout=60)[0] == b"== generate\nhello\n[5 tokens]\n"
+
+
 def test_a_stream_goes_on_when_the_executor_is_killed(program: list[str], engine: Engine) -> None:
     """The engine's doing: the client sees a pause."""
     command = [*program, engine.address, "generate", "Once", "400"]
     undisturbed = subprocess.run(command, capture_output=True, timeout=120, check=True).stdout
+    pid = engine.pid("executor-0")
     with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         head = os.read(running.stdout.fileno(), 16)
         while head.count(b"\n") < 1 or head.endswith(b"== generate\n"):
             head += os.read(running.stdout.fileno(), 16)
-        os.kill(engine.pid("executor-0"), signal.SIGKILL)
+        os.kill(pid, signal.SIGSTOP)  # so that it is killed in the middle, however fast it is
+        scheduler = engine.stats("scheduler").scheduler
+        os.kill(pid, signal.SIGKILL)
         rest = running.stdout.read()
+    assert scheduler.requests_running == 1
     assert running.returncode == 0
     assert undisturbed.endswith(b"[400 tokens]\n")
     assert head + rest == undisturbed
+    assert engine.pid("executor-0") != pid
     engine.wait_idle()
 
 
@@ -97,3 +121,31 @@ def test_what_fails_is_said(program: list[str]) -> None:
     )
     assert done.returncode != 0
     assert b"usage: " in done.stderr
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+def test_python_draws_tokens_itself(engine: Engine, numpy: bool) -> None:
+    """tests/e2e/test_own_sampler.py has the rest."""
+    program = python_program("own_sampler")
+    if not numpy:
+        program = without_numpy(program)
+    place = (engine.address, str(engine.run_dir))
+    greedy = engine.generate("Once upon a time", max_tokens=32, temperature=0)
+    written = run(program, *place).decode()
+    assert written == f"{greedy.text}\n[{greedy.completion_tokens} tokens]\n"
+    drawn = [run(program, *place, "Once", "48", "40", seed) for seed in ("1", "2", "1")]
+    assert drawn[0] == drawn[2]
+    assert drawn[0] != drawn[1]
+    assert drawn[0] == run(without_numpy(python_program("own_sampler")), *place, "Once", "48", "40")
+    engine.wait_idle()
+
+
+def test_an_own_sampler_says_why_it_cannot(engine: Engine) -> None:
+    program = python_program("own_sampler")
+    for arguments, said in (
+        ((), b"usage: own_sampler.py ADDRESS RUN_DIR"),
+        ((engine.address, "/nowhere"), b"own_sampler: FAILED_PRECONDITION: /nowhere is not a"),
+    ):
+        done = subprocess.run([*program, *arguments], capture_output=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert said in done.stderr

@@ -123,11 +123,11 @@ def test_the_run_directory_is_private(engine: Engine) -> None:
     assert engine.run_dir.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("name", ["scheduler.zmq", "executor.zmq", "executor.fds"])
+@pytest.mark.parametrize("name", ["scheduler.zmq", "executor.zmq", "executor.fds", "samplers.sock"])
 def test_noise_on_an_internal_socket_harms_nobody(engine: Engine, name: str) -> None:
     noise = np.random.default_rng(0).bytes(4096)
     path = str(engine.run_dir / name)
-    kind = socket.SOCK_SEQPACKET if name.endswith(".fds") else socket.SOCK_STREAM
+    kind = socket.SOCK_STREAM if name.endswith(".zmq") else socket.SOCK_SEQPACKET
     for payload in (
         noise,
         b"\xff" * 9,

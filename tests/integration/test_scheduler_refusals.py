@@ -139,6 +139,7 @@ def test_nonsense_on_every_socket_does_no_harm(make_engine: MakeEngine) -> None:
             ("scheduler.zmq", socket.SOCK_STREAM),
             ("executor.zmq", socket.SOCK_STREAM),
             ("executor.fds", socket.SOCK_SEQPACKET),
+            ("samplers.sock", socket.SOCK_SEQPACKET),
         ]:
             with socket.socket(socket.AF_UNIX, kind) as raw:
                 raw.connect(str(folder / name))

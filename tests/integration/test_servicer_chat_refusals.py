@@ -36,6 +36,7 @@ def without_tools(**fields: object) -> inference_pb2.ChatRequest:
 
 DEEP = "[" * 50 + "]" * 50
 SCHEMA = common_pb2.SamplingParams(structured_output=common_pb2.StructuredOutput(json_object=True))
+OUTSIDE = common_pb2.SamplingParams(external_sampler=common_pb2.ExternalSampler(lease=1))
 BEAM = common_pb2.SamplingParams(beam=common_pb2.BeamSearch(width=2))
 REFUSALS = [
     (without_tools(tool_choice=REQUIRED), "tool_choice"),
@@ -50,6 +51,7 @@ REFUSALS = [
     (edited(tools=[inference_pb2.Tool(name="a", description="x" * (1 << 20))]), "tools"),
     (edited(sampling_params=SCHEMA), "sampling_params.structured_output"),
     (edited(sampling_params=BEAM, tool_choice=REQUIRED), "tool_choice"),
+    (edited(sampling_params=OUTSIDE, tool_choice=REQUIRED), "tool_choice"),
     (edited(chat_template_kwargs="{"), "chat_template_kwargs"),
     (edited(chat_template_kwargs="[]"), "chat_template_kwargs"),
     (edited(chat_template_kwargs=f'{{"a": {DEEP}}}'), "chat_template_kwargs"),

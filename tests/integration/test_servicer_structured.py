@@ -108,6 +108,11 @@ def test_what_cannot_be_kept_is_refused_and_nothing_is_submitted(
             error = await refused(b.stub.Generate(request).read())
             assert fields_of(status_of(error)) == [FIELD]
             assert "beside beam" in str(error.details())
+            outside = common_pb2.ExternalSampler(lease=1)
+            request = request_of(max_tokens=3, structured_output=SCHEMA, external_sampler=outside)
+            error = await refused(b.stub.Generate(request).read())
+            assert fields_of(status_of(error)) == [FIELD]
+            assert "beside external_sampler" in str(error.details())
             assert not b.scheduler.submits
             await b.idle()
 

@@ -30,6 +30,7 @@ from triptych.engine_core.sampling_params import (
     MAX_CHOICES,
     NO_LOGPROBS,
     BeamParams,
+    ExternalSampler,
     SamplingParams,
 )
 from triptych.engine_core.step import Failed, PromptLogprobs, Started, StepOutput
@@ -60,9 +61,22 @@ beams = st.builds(
 )
 
 
+externals = st.builds(
+    ExternalSampler, lease=st.integers(1, 2**64 - 1), tag=st.integers(0, 2**64 - 1)
+)
+
+
 @st.composite
 def sampling(draw: st.DrawFn, n: st.SearchStrategy[int]) -> SamplingParams:
     max_tokens = draw(st.integers(1, 2**32 - 1))
+    if draw(st.integers(0, 4)) == 0:  # somebody else draws: next to nothing is left to say
+        return SamplingParams(
+            max_tokens=max_tokens,
+            seed=draw(st.integers(0, 2**64 - 1)),
+            stop_token_ids=draw(token_lists),
+            prompt_logprobs=draw(st.integers(NO_LOGPROBS, 2**31)),
+            external=draw(externals),
+        )
     biases = st.dictionaries(u32, within(-100, 100), max_size=8)
     params = SamplingParams(
         max_tokens=max_tokens,

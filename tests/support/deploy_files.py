@@ -13,7 +13,7 @@ COMPOSE = REPO / "compose.yaml"
 KUBERNETES = REPO / "deploy" / "kubernetes"
 SYSTEMD = REPO / "deploy" / "systemd"
 DOCKERFILE = REPO / "Dockerfile"
-_VARIABLE = re.compile(r"\$\{\w+:-([^}]*)\}")
+_VARIABLE = re.compile(r"\$\{\w+:?-([^}]*)\}")
 
 
 def compose() -> dict[str, Any]:

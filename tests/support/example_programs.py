@@ -16,16 +16,28 @@ from source_tree import REPO
 EXAMPLES = REPO / "examples"
 BUILD = REPO / "build" / "examples"
 PROTOS = REPO / "protos" / "triptych" / "v1"
+LAYOUT = (REPO / "engine_core" / "layout.py", REPO / "scripts" / "layout_header.py")
 GO_LIBRARIES = Path("/usr/share/gocode")  # where Debian keeps them
 BUILD_SECONDS = 540
 
 
-def python_program() -> list[str]:
-    return [sys.executable, str(EXAMPLES / "python" / "example.py")]
+def python_program(name: str = "example") -> list[str]:
+    """Also "own_sampler"."""
+    return [sys.executable, str(EXAMPLES / "python" / f"{name}.py")]
 
 
-def cpp_program() -> list[str]:
-    """Skips where the tools are missing, saying which."""
+def without_numpy(program: list[str]) -> list[str]:
+    """The same program of Python, in an environment that has no numpy."""
+    python, path = program
+    start = (
+        "import runpy, sys; sys.modules['numpy'] = None; del sys.argv[0];"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    return [python, "-c", start, path]
+
+
+def cpp_program(name: str = "example") -> list[str]:
+    """Also "own_sampler". Skips where the tools are missing, saying which."""
     _need("g++", "cmake", "protoc", "grpc_cpp_plugin")
     if not any(Path(each, "grpcpp").is_dir() for each in ("/usr/include", "/usr/local/include")):
         pytest.skip("grpc++ is missing: apt install libgrpc++-dev")
@@ -39,9 +51,9 @@ def cpp_program() -> list[str]:
         f"-DGOOGLEAPIS_PROTOS={protos}", "-DCMAKE_CXX_FLAGS=-g0 -Werror",
     ]  # fmt: skip
     jobs = str(min(4, len(os.sched_getaffinity(0))))
-    compile_it = ["cmake", "--build", str(folder), "--target", "example", "-j", jobs]
+    compile_it = ["cmake", "--build", str(folder), "-j", jobs]
     _build("cpp", [configure, compile_it])
-    return [str(folder / "example")]
+    return [str(folder / name)]
 
 
 def go_program() -> list[str]:
@@ -81,7 +93,7 @@ def _build(name: str, commands: Sequence[Sequence[str]]) -> None:
     folder = BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     stamp = folder / "built-from"
-    digest = _digest([*(EXAMPLES / name).rglob("*"), *PROTOS.glob("*.proto")], commands)
+    digest = _digest([*(EXAMPLES / name).rglob("*"), *PROTOS.glob("*.proto"), *LAYOUT], commands)
     if stamp.exists() and stamp.read_text() == digest and (folder / "example").exists():
         return
     for command in commands:

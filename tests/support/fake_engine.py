@@ -144,15 +144,17 @@ def _failure(call_id: int, status: status_pb2.Status) -> inference_pb2.SessionEv
 
 
 @contextmanager
-def fake_engine(credentials: grpc.ServerCredentials | None = None) -> Iterator[FakeEngine]:
-    """Serve it on a free port."""
+def fake_engine(
+    credentials: grpc.ServerCredentials | None = None, port: int = 0
+) -> Iterator[FakeEngine]:
+    """Serve it, on a free port by default."""
     engine = FakeEngine()
     server = grpc.server(ThreadPoolExecutor(16))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Servicer(engine), server)
     if credentials is None:
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = server.add_insecure_port(f"127.0.0.1:{port}")
     else:
-        port = server.add_secure_port("127.0.0.1:0", credentials)
+        port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
     engine.address = f"127.0.0.1:{port}"
     server.start()
     try:

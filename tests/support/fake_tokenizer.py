@@ -97,11 +97,19 @@ class FakeTokenizer:
         return self._hello.attempt
 
     def submit(
-        self, prompt: Sequence[int], max_tokens: int = 8, sent: Sequence[int] = (), **params: object
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 8,
+        sent: Sequence[int] = (),
+        *,
+        accepted: bool = False,
+        **params: object,
     ) -> int:
         """Send a greedy request; the slot of its first choice."""
         sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **params})  # type: ignore[arg-type]  # test values
-        return self.submit_with(prompt, sampling, output_token_ids=wire.pack_u32(sent))
+        return self.submit_with(
+            prompt, sampling, output_token_ids=wire.pack_u32(sent), accepted=accepted
+        )
 
     def submit_with(self, prompt: Sequence[int], params: SamplingParams, **fields: object) -> int:
         """Send a request with these further fields of its Submit; the slot of its first choice."""

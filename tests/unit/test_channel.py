@@ -234,3 +234,59 @@ def test_what_is_no_offer_is_refused(tmp_path: Path, packet: bytes, count: int) 
         far.close()
     assert open_files() == before
     listener.close()
+
+
+def test_a_packet_with_a_descriptor(tmp_path: Path) -> None:
+    listener = FdListener(tmp_path / "fds")
+    before = open_files()
+    near = fd_passing.connect(tmp_path / "fds", timeout=2.0)
+    far = listener.accept()
+    assert far is not None
+    memory = os.memfd_create("x")
+    os.write(memory, b"rows")
+    far.send_packet_with(b"offer", memory)
+    far.send_packet(b"y" * fd_passing.MAX_PACKET_BYTES)
+    os.close(memory)
+    received = near.receive_packet_with()
+    assert received is not None
+    packet, fd = received
+    assert packet == b"offer"
+    assert fd is not None
+    assert os.pread(fd, 9, 0) == b"rows"
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+    assert near.receive_packet_with() == (b"y" * fd_passing.MAX_PACKET_BYTES, None)
+    near.set_timeout(0.0)
+    with pytest.raises(BlockingIOError):
+        near.receive_packet_with()
+    near.send_packet(b"unread")  # its reset comes before what was said, which counts
+    far.send_packet(b"last words")
+    far.close()
+    assert near.receive_packet_with() == (b"last words", None)
+    assert near.receive_packet_with() is None
+    near.close()
+    assert open_files() == before
+    listener.close()
+
+
+@pytest.mark.parametrize(("size", "count"), [(9, 2), (9, 6), (fd_passing.MAX_PACKET_BYTES + 1, 1)])
+def test_descriptors_that_nobody_asked_for_are_closed(
+    tmp_path: Path, size: int, count: int
+) -> None:
+    listener = FdListener(tmp_path / "fds")
+    before = open_files()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+        raw.connect(str(tmp_path / "fds"))
+        far = listener.accept()
+        assert far is not None
+        fds = [os.memfd_create("x") for _ in range(count)]
+        socket.send_fds(raw, [b"x" * size], fds)
+        socket.send_fds(raw, [b"drawn"], fds)
+        for fd in fds:
+            os.close(fd)
+        with pytest.raises(OfferError, match=r"more than one descriptor or more than 65536 bytes"):
+            far.receive_packet_with()
+        assert far.receive_packet() == b"drawn"
+        far.close()
+    assert open_files() == before
+    listener.close()

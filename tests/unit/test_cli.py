@@ -384,6 +384,7 @@ def test_sizes_and_counts() -> None:
 def test_who_binds_which_socket() -> None:
     assert owns("scheduler", "scheduler.zmq")
     assert owns("scheduler", "executor.fds")
+    assert owns("scheduler", "samplers.sock")
     assert not owns("executor-0", "executor.zmq")
     assert owns("executor-0", "executor-0.control.sock")
     assert not owns("scheduler", "executor-0.control.sock")

@@ -21,7 +21,7 @@ from triptych.engine_core.layout import (
     STEP_HEADER,
     StepLayout,
 )
-from triptych.engine_core.sampling_params import BeamParams, SamplingParams
+from triptych.engine_core.sampling_params import BeamParams, ExternalSampler, SamplingParams
 from triptych.services.executor.device_inputs import DeviceInputs
 from triptych.services.scheduler.device_sampling import DeviceSampling, StepSamples
 from triptych.services.scheduler.running_grammars import LAST
@@ -134,6 +134,7 @@ def test_positions_go_on_and_count_what_is_drawn_meanwhile() -> None:
         {"typical_p": 0.5},
         {"top_n_sigma": 1.0},
         {"beam": BeamParams(width=2)},
+        {"external": ExternalSampler(lease=1)},
         {"logprobs": MAX_SAMPLE_LOGPROBS + 1},
         {"repetition_penalty": 0.001},
         {"min_tokens": 3, "stop_token_ids": (4,)},

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from triptych.engine_core.errors import InvalidRequest
-from triptych.engine_core.sampling_params import NO_LOGPROBS, BeamParams, SamplingParams
+from triptych.engine_core.sampling_params import (
+    NO_LOGPROBS,
+    BeamParams,
+    ExternalSampler,
+    SamplingParams,
+)
 from triptych.services.tokenizer.output_validation import MAX_HELD, check_held, output_params
 from triptych.services.tokenizer.sampling_validation import sampling_params
 from triptych.services.tokenizer.validation import OutputParams, ServedModel
@@ -216,6 +221,85 @@ def test_beam_search() -> None:
 )
 def test_beam_search_refused(fields: dict[str, Any], field: str) -> None:
     assert refusal(**fields).field == f"sampling_params.{field}"
+
+
+def outside(**fields: Any) -> dict[str, Any]:
+    return {"external_sampler": common_pb2.ExternalSampler(lease=5, tag=6), **fields}
+
+
+def test_an_external_sampler() -> None:
+    """Values that ask for nothing pass, and whatever does not concern the draw."""
+    who = ExternalSampler(lease=5, tag=6)
+    plain = SamplingParams(max_tokens=L, seed=1, stop_token_ids=(7,), external=who)
+    assert valid(**outside()) == plain
+    harmless = outside(
+        n=1, best_of=1, min_tokens=0, temperature=1.0, top_k=-1, top_p=1.0, min_p=0.0,
+        typical_p=1.0, top_n_sigma=0.0, repetition_penalty=1.0, presence_penalty=0.0,
+        frequency_penalty=0.0, no_repeat_ngram_size=0,
+    )  # fmt: skip
+    assert valid(**harmless) == plain
+    assert valid(**outside(top_k=0)) == plain
+    rest = valid(
+        **outside(
+            seed=3, stop=["x"], stop_token_ids=[9], ignore_eos=True, max_tokens=4, prompt_logprobs=2
+        ),
+        echo=True,
+    )
+    assert (rest.external, rest.seed, rest.stop_token_ids) == (who, 3, (9,))
+    assert (rest.max_tokens, rest.prompt_logprobs, rest.logprobs) == (4, 2, NO_LOGPROBS)
+
+
+_BESIDE_EXTERNAL: dict[str, tuple[Any, str]] = {
+    "n": (2, "2"),
+    "best_of": (2, "2"),
+    "min_tokens": (1, "1"),
+    "temperature": (0.7, "0.7"),
+    "top_k": (3, "3"),
+    "top_p": (0.9, "0.9"),
+    "min_p": (0.1, "0.1"),
+    "typical_p": (0.9, "0.9"),
+    "top_n_sigma": (1.0, "1.0"),
+    "repetition_penalty": (1.1, "1.1"),
+    "presence_penalty": (0.5, "0.5"),
+    "frequency_penalty": (-0.5, "-0.5"),
+    "no_repeat_ngram_size": (2, "2"),
+    "logprobs": (0, "0"),
+    "logit_bias": ({3: 1.0}, "1 entries"),
+    "bad_words": (["cat"], "1 entries"),
+    "bad_words_token_ids": ([common_pb2.TokenIds(ids=[1])] * 2, "2 entries"),
+    "allowed_token_ids": (common_pb2.TokenIds(ids=[1, 2]), "it"),
+    "logits_processors": ([common_pb2.LogitsProcessor(name="a")], "1 entries"),
+    "structured_output": (common_pb2.StructuredOutput(json_object=True), "it"),
+    "beam": (common_pb2.BeamSearch(width=2), "it"),
+}
+
+
+@pytest.mark.parametrize("field", _BESIDE_EXTERNAL)
+def test_what_is_an_external_samplers_own_business(field: str) -> None:
+    value, said = _BESIDE_EXTERNAL[field]
+    error = refusal(**outside(**one(field, value)))
+    assert error.field == f"sampling_params.{field}"
+    assert error.description == f"{said} beside external_sampler, whose business that is"
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_a_temperature_that_nobody_uses_is_refused_too(value: float) -> None:
+    assert refusal(**outside(temperature=value)).field == "sampling_params.temperature"
+
+
+def test_every_field_is_an_external_samplers_business_or_the_engines() -> None:
+    """A field that is new has to be put on one of the two sides."""
+    engines = {
+        "external_sampler", "max_tokens", "seed", "stop", "stop_token_ids", "ignore_eos",
+        "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs",
+    }  # fmt: skip
+    fields = set(common_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+    assert fields == engines | set(_BESIDE_EXTERNAL)
+
+
+def test_an_external_sampler_without_a_lease() -> None:
+    error = refusal(external_sampler=common_pb2.ExternalSampler(tag=3))
+    assert error.field == "sampling_params.external_sampler.lease"
 
 
 def processor(name: str, argument: str = "") -> common_pb2.LogitsProcessor:

@@ -16,6 +16,7 @@ _SOCKETS = (
     "scheduler.zmq",
     "executor.zmq",
     "executor.fds",
+    "samplers.sock",
     "executor-0.control.sock",
     "executor-group.sock",
     "tokenizer-0.control.sock",
@@ -50,7 +51,7 @@ def test_never_those_of_one_that_lives(run_dir: RunDir, living: str) -> None:
         name
         for name in _SOCKETS
         if name.startswith(f"{living}.")
-        or (living == "scheduler" and name.startswith("executor."))
+        or (living == "scheduler" and name.startswith(("executor.", "samplers.")))
         or (living == "executor-0" and name == "executor-group.sock")
     }
     assert (run_dir.path / f"{living}.lock").read_text() == f"{os.getpid()}\n"

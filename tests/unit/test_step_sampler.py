@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from triptych.engine_core.errors import InvalidRequest
-from triptych.engine_core.sampling_params import SamplingParams
+from triptych.engine_core.sampling_params import ExternalSampler, SamplingParams
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.services.scheduler import logits_processors as module
 from triptych.services.scheduler.logits_processors import LogitsProcessor, Row, load_processors
@@ -69,6 +69,20 @@ def test_a_row_is_processed_and_its_neighbours_are_not(sampler: StepSampler) -> 
     drawn = sampler.draw(logits_of(3, 4, 5), [1, 2, 3], [0, 1, 2], [LAST] * 3)
     assert drawn.token_ids == [3, 6, 5]
     assert not drawn.errors
+
+
+def test_a_row_that_is_drawn_outside_is_only_looked_at(sampler: StepSampler) -> None:
+    """Greedily, and for no seed: what counts is whether the logits are finite."""
+    outside = SamplingParams(max_tokens=9, external=ExternalSampler(lease=1))
+    for sequence_id in (1, 2, 3):
+        sampler.open(sequence_id, outside, 0, (1, 2), (3,))
+    sampler.append([1, 2], [7, 7])
+    logits = np.zeros((3, VOCABULARY), np.float32)
+    logits[0, 3], logits[1, 5] = 0.01, np.nan
+    drawn = sampler.draw(logits, [1, 2, 3], [0, 1, 2], [LAST] * 3)
+    assert drawn.token_ids == [3, -1, 0]
+    assert not drawn.errors
+    assert not drawn.logprobs
 
 
 def test_one_that_raises_ends_its_own_request(sampler: StepSampler) -> None:

@@ -16,6 +16,7 @@ from triptych.engine_core.errors import (
     Unavailable,
 )
 from triptych.engine_core.ids import RequestId
+from triptych.engine_core.sampling_params import ExternalSampler
 from triptych.services.transport import step_outputs, wire
 from triptych.v1 import stage_pb2
 
@@ -89,6 +90,21 @@ def test_a_beam_search_has_no_past() -> None:
     with pytest.raises(InvalidRequest) as caught:
         wire.request_from_submit(message, ONE)
     assert caught.value.field == "output_token_ids"
+
+
+def test_an_external_sampler() -> None:
+    message = submit(temperature=1.0, output_token_ids=bytes(4))
+    message.params.external.lease, message.params.external.tag = 2**64 - 1, 7
+    external = wire.request_from_submit(message, ONE).params.external
+    assert external == ExternalSampler(lease=2**64 - 1, tag=7)
+    message.params.external.lease = 0
+    with pytest.raises(InvalidRequest) as caught:
+        wire.request_from_submit(message, ONE)
+    assert caught.value.field == "external_sampler.lease"
+    message.params.external.lease, message.params.temperature = 1, 0.5
+    with pytest.raises(InvalidRequest) as caught:
+        wire.request_from_submit(message, ONE)
+    assert caught.value.field == "temperature"
 
 
 def test_an_empty_submit_is_refused() -> None:

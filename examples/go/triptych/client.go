@@ -43,6 +43,8 @@ func Dial(address string, options ...grpc.DialOption) (*Client, error) {
 		options = append(options, grpc.WithInsecure())
 	}
 	made := []grpc.DialOption{
+		// Calls take turns over all addresses of a dns:/// name: a tokenizer process each.
+		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"round_robin": {}}]}`),
 		// grpc-go pings no more often than every 10 seconds; the engine takes that.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 20 * time.Second}),
 		// Its own pace (1 s, then up to 2 minutes) would fail all attempts of one policy.

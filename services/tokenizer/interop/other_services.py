@@ -29,8 +29,7 @@ def _add_vllm(server: grpc.aio.Server, doors: Doors) -> None:
         from smg_grpc_proto.generated import vllm_engine_pb2_grpc
     except ImportError as error:
         raise StartupError(
-            f"--vllm-grpc needs the package smg-grpc-proto: pip install 'triptych[vllm-grpc]' "
-            f"({error})"
+            f"--vllm-grpc needs a package: pip install 'smg-grpc-proto>=0.4.28,<0.5' ({error})"
         ) from error
     from triptych.services.tokenizer.interop.vllm_engine import VllmEngineServicer
 

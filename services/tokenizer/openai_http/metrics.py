@@ -44,6 +44,8 @@ _SCHEDULER_GAUGES = (
     ("num_free_blocks", "blocks_free", "KV blocks that nobody uses."),
     ("executor_ready", "executor_ready", "1 while an executor has joined."),
     ("grammars_cached", "grammars_cached", "Compiled grammars that are kept."),
+    ("sampler_leases", "sampler_leases", "Programs that draw tokens themselves."),
+    ("sampler_rows_used", "sampler_rows_used", "Requests whose tokens they draw."),
 )
 _SCHEDULER_COUNTERS = (
     ("num_preemptions", "preemptions_total", "Sequences that lost their blocks for a while."),
@@ -58,6 +60,8 @@ _SCHEDULER_COUNTERS = (
     ("device_tokens", "device_tokens_total", "Tokens that the executor drew."),
     ("host_tokens", "host_tokens_total", "Tokens that the scheduler drew."),
     ("wasted_tokens", "wasted_tokens_total", "Tokens of steps ahead that nobody wanted."),
+    ("external_tokens", "external_tokens_total", "Tokens that programs drew themselves."),
+    ("sampler_timeouts", "sampler_timeouts_total", "Requests whose program drew nothing in time."),
     ("requests_finished", "requests_finished_total", "Requests that ended by themselves."),
     ("requests_aborted", "requests_aborted_total", "Requests that their client gave up."),
     ("admission_rejections", "requests_refused_total", "Requests refused by the scheduler."),
