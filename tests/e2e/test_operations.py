@@ -363,8 +363,8 @@ def test_a_killed_engine_is_cleaned_up_by_the_next_one(model: Path, tmp_path: Pa
             until_gone(pids)
     left = {path.name for path in run_dir.iterdir() if path.is_socket()}
     assert "supervisor.control.sock" in left
-    assert len(left) == 7
+    assert len(left) == 8
     with running_engine(model, run_dir, *SMALL) as engine:
         log = engine.log.read_text()
-        assert log.count("which a killed process left") == 6  # its own socket it has replaced
+        assert log.count("which a killed process left") == 7  # its own socket it has replaced
         assert engine.generate(_PROMPT, max_tokens=1).completion_tokens == 1
