@@ -148,23 +148,6 @@ class Scheduler:
                 requests.append(replace(request, accepted=True))
         return requests
 
-    def take_over(self, before: "Scheduler") -> StepOutput:
-        """Go on with what another core has not ended, which is used no more. What does not fit here
-        ends with the error of `submit`."""
-        columns = OutputColumns(0)
-        for request in before.resumable():
-            choices = request.choices()
-            live = [each for each in choices if before.lives(each)]
-            try:
-                self.submit(request)
-            except RequestError as error:
-                for request_id in live:
-                    columns.fail(request_id, error)
-            else:
-                for request_id in set(choices).difference(live):
-                    self.abort(request_id)
-        return columns.output()
-
     # ------------------------------------------------------------------ a step
 
     def plan(self, *, patient: bool = False) -> StepPlan:

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import zmq
 
+from triptych.engine_core.handover import take_over
 from triptych.engine_core.scheduler import Scheduler
 from triptych.engine_core.step import StepOutput
 from triptych.services.runtime.activity import Seen, Watch
@@ -300,7 +301,7 @@ class StepLoop:
         self._totals_before = totals_of(core, self._totals_before)
         vocabulary_size = self._tokenizers.vocabulary_size
         assert vocabulary_size is not None
-        output = self._serve(facts, vocabulary_size).take_over(core)
+        output = take_over(self._serve(facts, vocabulary_size), core)
         if output.failed:
             self._counters.requests_finished += len(output.failed)
             self._outbox.append(output)

@@ -183,11 +183,10 @@ def _choices(raw: common_pb2.SamplingParams) -> tuple[int, bool]:
 def _beam(raw: common_pb2.SamplingParams) -> BeamParams | None:
     if not raw.HasField("beam"):
         return None
+    given = _given(raw)
     for field, harmless in _NOT_BESIDE_BEAM.items():
-        value = getattr(raw, field)
-        # The stub takes literals only; field is a key of the table.
-        if raw.HasField(field) and value not in harmless:  # type: ignore[arg-type]  # see above
-            raise InvalidRequest(field, f"{value} beside beam: beam search does not sample")
+        if field in given and given[field] not in harmless:
+            raise InvalidRequest(field, f"{given[field]} beside beam: beam search does not sample")
     if raw.HasField("best_of"):
         raise InvalidRequest("best_of", f"{raw.best_of} beside beam: the width says how many")
     if raw.stop:
@@ -197,21 +196,26 @@ def _beam(raw: common_pb2.SamplingParams) -> BeamParams | None:
     early_stopping = EARLY_STOPPING.get(raw.beam.early_stopping)
     if early_stopping is None:
         raise InvalidRequest("early_stopping", f"{raw.beam.early_stopping} is none of its values")
-    given = raw.beam.HasField("length_penalty")
+    penalised = raw.beam.HasField("length_penalty")
     return BeamParams(
         width=raw.beam.width,
-        length_penalty=decimal(raw.beam.length_penalty) if given else 1.0,
+        length_penalty=decimal(raw.beam.length_penalty) if penalised else 1.0,
         early_stopping=early_stopping,
     )
+
+
+def _given(raw: common_pb2.SamplingParams) -> dict[str, object]:
+    """The fields that the request has, by name."""
+    return {field.name: value for field, value in raw.ListFields()}
 
 
 def _external(raw: common_pb2.SamplingParams) -> ExternalSampler | None:
     if not raw.HasField("external_sampler"):
         return None
+    given = _given(raw)
     for field, harmless in _NOT_BESIDE_EXTERNAL.items():
-        # The stub takes literals only; field is a key of the table.
-        if raw.HasField(field) and (not harmless or getattr(raw, field) not in harmless):  # type: ignore[arg-type]  # see above
-            raise _beside_external(field, getattr(raw, field))
+        if field in given and given[field] not in harmless:
+            raise _beside_external(field, given[field])
     for field in _LISTS_OF_A_DRAW:
         if getattr(raw, field):
             raise _beside_external(field, f"{len(getattr(raw, field))} entries")

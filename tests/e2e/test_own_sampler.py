@@ -292,17 +292,25 @@ def test_a_draw_that_takes_too_long(hasty_engine: Engine, hasty: Client) -> None
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("temperature", 0.0), ("top_p", 0.9), ("n", 2), ("logprobs", 1), ("min_tokens", 1)],
+    "refused",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(top_p=0.9),
+        SamplingParams(n=2),
+        SamplingParams(logprobs=1),
+        SamplingParams(min_tokens=1),
+    ],
+    ids=str,
 )
 def test_what_is_the_draw_s_business_is_refused(
-    engine: Engine, client: Client, field: str, value: float
+    engine: Engine, client: Client, refused: SamplingParams
 ) -> None:
     with ExternalSampler(engine.run_dir, argmax) as sampler:
-        params = sampler.params(SamplingParams(**{field: value}))  # type: ignore[arg-type]  # any
+        params = sampler.params(refused)
         with pytest.raises(InvalidRequest) as caught:
             client.generate("once", params).answer()
-        assert caught.value.field == f"sampling_params.{field}"
+        ((field, _),) = refused.ListFields()
+        assert caught.value.field == f"sampling_params.{field.name}"
 
 
 def test_a_lease_that_nobody_holds(hasty: Client) -> None:

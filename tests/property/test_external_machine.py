@@ -13,6 +13,7 @@ from external_engine import LEASE, ExternalEngine, made_external, mixed_requests
 from hash_model import expected_output
 from scheduler_machine import SchedulerMachine
 from triptych.engine_core.errors import NotFinite, QueueFull
+from triptych.engine_core.handover import take_over
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request
 from triptych.engine_core.sampling_params import ExternalSampler, SamplingParams
@@ -39,7 +40,7 @@ class ExternalMachine(SchedulerMachine):
             scheduler.write(plan, self.engine.slot)
         else:
             assert self.engine.batch.sequence_ids() == running
-            assert scheduler.num_requests == 0 or running, "else somebody could have entered"
+            assert running or scheduler.num_requests == scheduler.num_held, "somebody could enter"
 
     @precondition(lambda self: self.engine.plan is None and self.engine.pending)
     @rule(data=st.data())
@@ -78,7 +79,7 @@ class ExternalMachine(SchedulerMachine):
         after.outputs, after.endings, after.cached = before.outputs, before.endings, before.cached
         after.anew = before.anew | set(before.outputs)
         after.prompt_logprobs, after.logprobs = before.prompt_logprobs, before.logprobs
-        after.record(after.scheduler.take_over(before.scheduler))
+        after.record(take_over(after.scheduler, before.scheduler))
         self.engine = after
 
     def teardown(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from core_engine import Engine, FakeExecutor
 from hash_model import expected_output
+from triptych.engine_core.handover import take_over
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.policy import policy_of
 from triptych.engine_core.request import Request
@@ -117,7 +118,7 @@ class MortalEngine(Engine):
         self.scheduler = Scheduler(
             shape.limits, self.batch, self.sampler, policy_of(shape.policy), before.suspects
         )
-        self.record(self.scheduler.take_over(before))
+        self.record(take_over(self.scheduler, before))
         for request_id, output in self.outputs.items():
             if not output:
                 self.prompt_logprobs.pop(request_id, None)  # they come anew

@@ -4,7 +4,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
+import grpc
 import pytest
 
 from fake_sampler_engine import (
@@ -62,7 +64,7 @@ def test_the_end_of_the_with_says_why_it_ended(engine: FakeSamplerEngine) -> Non
 
     with pytest.raises(SamplerError, match="cannot draw 6"):
         leave(None)
-    gone = Unavailable("the sampler is gone", code=None)  # type: ignore[arg-type]  # not looked at
+    gone = Unavailable("the sampler is gone", grpc.StatusCode.UNAVAILABLE)
     with pytest.raises(SamplerError, match="cannot draw 6") as caught:
         leave(gone)
     assert caught.value.__context__ is gone
@@ -87,8 +89,8 @@ def test_its_own_error_leaves_the_with_once(engine: FakeSamplerEngine) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, SAMPLEABLE, 2**40, 1.0, None, "3"])
-def test_what_is_no_id_ends_the_sampler(engine: FakeSamplerEngine, token: object) -> None:
-    sampler, peer = engine.opened(lambda row: token)  # type: ignore[arg-type, return-value]  # wrong
+def test_what_is_no_id_ends_the_sampler(engine: FakeSamplerEngine, token: Any) -> None:
+    sampler, peer = engine.opened(lambda row: token)
     peer.rows.publish(0, 1, peaked(3))
     peer.ready((0, 1, 0, 0))
     peer.wait_gone()
