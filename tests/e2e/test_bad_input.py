@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from engine import Engine, generate_request, running_engine
-from grpc_errors import as_error, refused, retry_delay, violations
+from faults import wait_for
+from grpc_errors import refused, retry_delay, violations
 from small_engines import SMALL, tiny_model
 from triptych.v1 import common_pb2, inference_pb2
 
@@ -97,22 +98,20 @@ def test_a_served_name_is_accepted(engine: Engine) -> None:
 
 
 def test_a_full_queue_says_so_at_once_and_when_to_come_back(engine: Engine) -> None:
-    calls = [
-        engine.stub.Generate(generate_request([5] * 8, max_tokens=2000, ignore_eos=True))
-        for _ in range(6)
-    ]
-    refusals = []
-    for _ in range(6):
-        call = engine.stub.Generate(generate_request([5] * 8, max_tokens=2000, ignore_eos=True))
-        calls.append(call)
+    long = generate_request([5] * 8, max_tokens=4000, ignore_eos=True)
+
+    def streams(running: int, waiting: int) -> bool | None:
+        now = engine.stats("scheduler").scheduler
+        return (now.requests_running, now.requests_waiting) == (running, waiting) or None
+
+    calls = [engine.stub.Generate(long) for _ in range(2)]
+    wait_for(lambda: streams(2, 0), "they do not run")
+    with engine.frozen():  # so that no place becomes free meanwhile
+        calls += [engine.stub.Generate(long) for _ in range(4)]
+        wait_for(lambda: streams(2, 4), "the queue does not fill")
+        refusals = [refused(lambda: next(engine.stub.Generate(long))) for _ in range(6)]
     for call in calls:
-        try:
-            next(iter(call))
-        except grpc.RpcError as refusal:
-            refusals.append(as_error(refusal))
-            continue
         call.cancel()
-    assert refusals
     for error in refusals:
         assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         delay = retry_delay(error)

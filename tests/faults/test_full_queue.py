@@ -10,7 +10,7 @@ import pytest
 
 from engine import generate_request
 from fault_asks import Ask, Said, Seen
-from faults import KILLED_OFTEN, Bench, errors_among, running_bench
+from faults import KILLED_OFTEN, Bench, errors_among, running_bench, wait_for
 from grpc_errors import as_error, refused, retry_delay, violations
 
 pytestmark = pytest.mark.faults
@@ -46,6 +46,8 @@ def test_while_all_is_well(bench: Bench) -> None:
     mix = bench.mixer.streams(3 * (RUN + WAIT), tokens=60)
     expected = reference(bench, mix)
     with bench.sent(mix, Seen()) as sent:
+        with bench.engine.frozen():  # until one is refused: a fast engine would be done before
+            wait_for(lambda: any(each.done() for each in sent) or None, "nobody is refused")
         got = [each() for each in sent]
     assert 0 < check_flood(mix, expected, got) <= len(mix) - RUN - WAIT
     bench.settled()
@@ -78,7 +80,10 @@ def test_over_http(bench: Bench) -> None:
         return httpx.post(url, json={**body, "stream": stream}, timeout=60)
 
     with ThreadPoolExecutor(2 * OPEN) as pool:
-        replies = list(pool.map(post, [False, True] * OPEN))
+        with bench.engine.frozen():
+            asked = [pool.submit(post, stream) for stream in [False, True] * OPEN]
+            wait_for(lambda: any(each.done() for each in asked) or None, "nobody is refused")
+        replies = [each.result() for each in asked]
     assert {reply.status_code for reply in replies} == {200, 429}
     for reply in replies:
         if reply.status_code == 429:

@@ -145,6 +145,20 @@ class Engine:
     def pid(self, name: str) -> int:
         return self.stats(name).process.pid
 
+    @contextmanager
+    def frozen(self, name: str = "executor-0") -> Iterator[None]:
+        """Within, that process does nothing: while the executor is frozen no request moves on.
+
+        For less than `heartbeat_timeout` (10 s unless a flag says otherwise), or it is taken for
+        dead.
+        """
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def close(self) -> None:
         for channel in self._channels:
             channel.close()
