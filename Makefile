@@ -10,6 +10,10 @@ SHELL := /bin/bash -o pipefail
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 PYTEST := $(PY) -P -m pytest -q -p randomly --randomly-seed=$(SEED)
+# Suites that stay within one process run on all cores, a file each (WORKERS=1: one by one); those that
+# start engines run one by one, or they would slow one another down.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+SIDE_BY_SIDE := $(PYTEST) -n $(WORKERS) --dist loadfile
 MODEL := .models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 READY := .venv/.ready
@@ -17,7 +21,7 @@ BUILT := build/.built
 # Two makes in one checkout wait for each other here instead of installing into one another.
 ALONE := mkdir -p build && flock build/.lock
 NATIVE := $(shell find kernels protos -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt -o -name '*.proto')
-CPP := $(filter %.cpp %.h,$(NATIVE)) $(wildcard examples/cpp/*.cc examples/cpp/*.h)
+CPP := $(filter %.cpp %.h,$(NATIVE)) $(wildcard examples/cpp/*.cc examples/cpp/*.h tests/support/relays/*.cc)
 QUICK_FLAG := $(if $(filter-out 0,$(QUICK)),--quick)
 # llama.cpp, to compare with: PEER_PYTHON=... takes an environment that has it instead of building one.
 PEER_VENV := build/peers/venv
@@ -54,7 +58,10 @@ serve: $(BUILT) $(MODEL) ## the same engine, until Ctrl-C
 	@.venv/bin/triptych serve --model $(MODEL)
 
 test: $(BUILT) $(MODEL) ## every test that this machine can run
-	@$(PYTEST) tests
+	@failed=0; \
+	$(SIDE_BY_SIDE) tests/unit tests/property tests/kernels tests/differential || failed=1; \
+	$(PYTEST) tests/integration tests/e2e tests/faults tests/gpu || failed=1; \
+	exit $$failed
 
 check: lint types unit property ## the loop before a commit: format, lint, types, architecture, unit, property
 
@@ -73,16 +80,16 @@ types: $(BUILT) ## mypy --strict, and the stubs of the C++ modules against the m
 		triptych.kernels.cpu._cpu triptych.kernels.core._core
 
 unit: $(BUILT) $(MODEL) ## tests/unit: one module each, and the architecture tests
-	@$(PYTEST) tests/unit
+	@$(SIDE_BY_SIDE) tests/unit
 
 property: $(BUILT) $(MODEL) ## tests/property: state machines and random inputs
-	@$(PYTEST) tests/property
+	@$(SIDE_BY_SIDE) tests/property
 
 kernels: $(BUILT) $(MODEL) ## tests/kernels: every op against its reference
-	@$(PYTEST) tests/kernels
+	@$(SIDE_BY_SIDE) tests/kernels
 
 differential: $(BUILT) $(MODEL) ## tests/differential: against Hugging Face transformers
-	@$(PYTEST) tests/differential
+	@$(SIDE_BY_SIDE) tests/differential
 
 integration: $(BUILT) $(MODEL) ## tests/integration: sockets, shared memory, killed peers
 	@$(PYTEST) tests/integration
@@ -103,7 +110,7 @@ gpu-check: ## on a machine with a GPU: build, tests/gpu, bench/gpu.py, at most 8
 	@scripts/gpu_check.sh
 
 examples: $(BUILT) ## build and run examples/ (Python, C++, Go) against a live engine; skips what this machine lacks
-	@$(PYTEST) tests/e2e/test_examples.py tests/e2e/test_own_sampler_cpp.py
+	@$(PYTEST) tests/e2e/test_examples.py tests/e2e/test_examples_resume.py tests/e2e/test_own_sampler_cpp.py
 
 test-compose: $(MODEL) ## build the image and run compose.yaml for real; skips without podman or Docker
 	@scripts/test_compose.sh

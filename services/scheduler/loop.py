@@ -275,6 +275,8 @@ class StepLoop:
                 if self._samplers.any_asked:
                     self._submissions.fail(self._samplers.receive_asked(self._listened()))
                 self._steps.dispatch()  # the next step before all else: the executor waits
+                # Not behind all answers that are there: a quick executor has the next one ready.
+                self._emit()
             case stage_pb2.StepFailed():
                 self._break_with(self._steps.fail(event))
 

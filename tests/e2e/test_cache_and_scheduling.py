@@ -17,6 +17,7 @@ import pytest
 from choices import Choices, joined, values
 from engine import Engine, generate_request, running_engine
 from grpc_errors import as_error
+from leaving import until
 from scripted_models import write_s1_markov
 from small_engines import SMALL, tiny_model
 from triptych.v1 import control_pb2, control_pb2_grpc
@@ -223,7 +224,10 @@ def test_r64_preempted_as_if_never(small_pool: Engine, uncached: Engine) -> None
     reference = [told(run(uncached, prompt, **params)) for prompt, params in requests]
     before = small_pool.stats("scheduler").scheduler
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda each: run(small_pool, each[0], **each[1]), requests))
+        with small_pool.frozen():  # until all are there: each of them takes a moment only
+            sent = [pool.submit(run, small_pool, prompt, **params) for prompt, params in requests]
+            until(lambda: small_pool.stats("tokenizer-0").tokenizer.requests_running == 8)
+        answers = [each.result() for each in sent]
     assert [told(answer) for answer in answers] == reference
     after = small_pool.wait_idle()
     assert after.preemptions_total > before.preemptions_total

@@ -36,7 +36,7 @@ def table() -> npt.NDArray[np.float64]:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("choices")
-    write_s1_markov(folder / "model", table(), max_position_embeddings=256)
+    write_s1_markov(folder / "model", table(), max_position_embeddings=4096)
     with running_engine(folder / "model", folder / "run", *SMALL) as engine:
         yield engine
         engine.wait_idle()
@@ -124,7 +124,7 @@ def test_more_choices_than_run_at_once(engine: Engine) -> None:
 
 def test_cancelling_stops_every_choice(engine: Engine) -> None:
     before = engine.stats("scheduler").scheduler.requests_aborted_total
-    call = engine.stub.Generate(generate_request([FIRST], n=5, max_tokens=200, ignore_eos=True))
+    call = engine.stub.Generate(generate_request([FIRST], n=5, max_tokens=3000, ignore_eos=True))
     next(iter(call))
     call.cancel()
     engine.wait_idle()

@@ -1,9 +1,6 @@
 """The Python client against the real engine, over the death of its tokenizer process too."""
 
 import asyncio
-import os
-import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,12 +32,8 @@ LONG = SamplingParams(max_tokens=400, ignore_eos=True, seed=3)
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("client")
-    # A port that stays the same when the tokenizer is started again.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     model = tiny_model(folder, max_position_embeddings=1024)
-    with running_engine(model, folder / "run", *SMALL, "--port", port) as engine:
+    with running_engine(model, folder / "run", *SMALL) as engine:
         yield engine
 
 
@@ -114,39 +107,42 @@ def test_an_answer_goes_on_when_the_tokenizer_dies(
 ) -> None:
     undisturbed = client.generate("once", LONG).answer()
     first_pid = engine.pid("tokenizer-0")
-    session = client.session()
-    stream = (session if through == "session" else client).generate("once", LONG, timeout=90)
-    text, token_ids = "", list[int]()
-    killed_after = 0
-    with session:
-        for piece in stream:
-            text += piece.text
-            token_ids += piece.token_ids
-            if not killed_after:
-                killed_after = len(token_ids)
-                os.kill(first_pid, signal.SIGKILL)
-    assert 0 < killed_after < 400
+
+    def is_killed() -> bool:
+        """In the middle of an answer, which is whole all the same."""
+        with client.session() as session:
+            asked = session if through == "session" else client
+            stream = asked.generate("once", LONG, timeout=90)
+            first = next(stream)
+            killed = engine.kill_midway("tokenizer-0")
+            rest = stream.answer()
+        assert 0 < len(first.token_ids) < 400
+        assert [*first.token_ids, *rest.token_ids] == undisturbed.token_ids
+        assert first.text + rest.text == undisturbed.text
+        return killed
+
+    assert len(undisturbed.token_ids) == 400
+    assert any(is_killed() for _ in range(10))  # a busy machine may be late
     assert engine.pid("tokenizer-0") != first_pid
-    assert len(token_ids) == 400
-    assert token_ids == undisturbed.token_ids
-    assert text == undisturbed.text
     engine.wait_idle()
 
 
 def test_the_asyncio_client(engine: Engine, client: Client) -> None:
     expected = client.generate("once", LONG).answer().token_ids
 
-    async def main() -> None:
+    async def is_killed() -> bool:
+        """In the middle of answers, which are whole all the same."""
         async with AsyncClient(engine.address) as other, other.session() as session:
             streams = [other.generate("once", LONG, timeout=90) for _ in range(3)]
             streams += [session.generate("once", LONG, timeout=90) for _ in range(3)]
             first = await anext(streams[0])
-            os.kill(engine.pid("tokenizer-0"), signal.SIGKILL)
+            killed = engine.kill_midway("tokenizer-0")
             answers = await asyncio.gather(*(stream.answer() for stream in streams))
             assert list(first.token_ids) + answers[0].token_ids == expected
             assert all(answer.token_ids == expected for answer in answers[1:])
+            return killed
 
-    asyncio.run(main())
+    assert any(asyncio.run(is_killed()) for _ in range(10))  # a busy machine may be late
     engine.wait_idle()
 
 

@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from engine import Engine, generate_request, running_engine
 from grpc_errors import as_error, refused
+from leaving import ends_within_a_step
 from small_engines import tiny_model
 from triptych.v1 import common_pb2, inference_pb2
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("many")
-    model = tiny_model(folder, max_position_embeddings=512)
+    model = tiny_model(folder, max_position_embeddings=4096)
     flags = ("--kv-cache-memory", "1MiB", "--cpu-threads", "1", "--max-num-batched-tokens", "96",
              "--max-num-seqs", "24")  # fmt: skip
     with running_engine(model, folder / "run", *flags) as engine:
@@ -122,16 +122,14 @@ def test_200_requests_half_of_them_cancelled_at_random_points(engine: Engine) ->
 
 def test_a_deadline_stops_the_work_and_says_so(engine: Engine) -> None:
     def call() -> None:
-        request = generate_request([3] * 10, max_tokens=500, ignore_eos=True)
+        request = generate_request([3] * 10, max_tokens=4000, ignore_eos=True)
         list(engine.stub.Generate(request, timeout=0.05))
 
     with ThreadPoolExecutor(50) as pool:
         codes = list(pool.map(lambda _: refused(call).code(), range(50)))
     assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
-    engine.wait_idle(5)
-    started = time.monotonic()
-    engine.generate([1, 2], max_tokens=3)
-    assert time.monotonic() - started < 5
+    engine.wait_idle()
+    assert engine.generate([1, 2], max_tokens=3, ignore_eos=True).completion_tokens == 3
 
 
 def test_a_deadline_already_over_runs_nothing(engine: Engine) -> None:
@@ -144,18 +142,16 @@ def test_a_deadline_already_over_runs_nothing(engine: Engine) -> None:
     assert engine.stats("scheduler").scheduler.prompt_tokens_total == before
 
 
-def test_a_cancelled_stream_stops_within_a_few_steps(engine: Engine) -> None:
-    before = engine.stats("scheduler").scheduler.generated_tokens_total
-    call = engine.stub.Generate(generate_request([3] * 4, max_tokens=500, ignore_eos=True))
+def test_a_cancelled_stream_stops_within_a_step(engine: Engine) -> None:
+    aborted = engine.wait_idle().requests_aborted_total
+    call = engine.stub.Generate(generate_request([3] * 4, max_tokens=4000, ignore_eos=True))
     received = 0
     for response in call:
         received += len(response.token_ids)
         if received >= 3:
             break
     call.cancel()
-    engine.wait_idle(5)
-    generated = engine.stats("scheduler").scheduler.generated_tokens_total - before
-    assert generated < 300
+    ends_within_a_step(engine, aborted)
 
 
 def test_a_client_that_does_not_read_does_not_stop_others(engine: Engine) -> None:
@@ -163,7 +159,7 @@ def test_a_client_that_does_not_read_does_not_stop_others(engine: Engine) -> Non
     answer = engine.generate([1, 2, 3], max_tokens=20, ignore_eos=True)
     assert answer.completion_tokens == 20
     stalled.cancel()
-    engine.wait_idle(10)
+    engine.wait_idle()
 
 
 def test_a_session_multiplexes_and_cancels_by_id(engine: Engine) -> None:

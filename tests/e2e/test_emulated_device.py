@@ -154,7 +154,8 @@ def test_steps_are_sent_ahead(emulated: Engine) -> None:
 def test_processes_that_die_or_are_told_to_end(tmp_path: Path) -> None:
     """With steps ahead in flight: streams pause and go on, no token lost, doubled or changed, all
     that was lent comes back; at SIGTERM they finish, and nothing is left."""
-    with running_bench(tmp_path, *EMULATED, "--heartbeat-interval", "0.2") as bench:
+    flags = (*EMULATED, "--heartbeat-interval", "0.2", "--shutdown-grace", "60")
+    with running_bench(tmp_path, *flags) as bench:
         mix = bench.mixer.streams(6, tokens=40)
         for victim in ("executor-0", "scheduler"):
             bench.check(killing(victim, at=in_decode), mix)

@@ -177,5 +177,5 @@ def test_a_stream_that_is_closed_frees_the_engine(engine: Engine) -> None:
     next(stream)
     assert isinstance(stream, Generator)
     stream.close()
-    engine.wait_idle(5.0)
+    engine.wait_idle()
     assert json.dumps(chat_of(engine).invoke(content_for("hello")).content)

@@ -1,7 +1,6 @@
 """The `openai` package against a running engine, with nothing changed but its base URL."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -219,15 +218,17 @@ def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
 def test_closing_a_stream_frees_the_engine(
     client: openai.OpenAI, engine: Engine, queued: bool
 ) -> None:
-    for _ in range(3):
+    def is_cut_off() -> bool:
+        aborted = engine.wait_idle().requests_aborted_total
         with client.completions.create(
             model="tiny", prompt="x", max_tokens=900, stream=True, n=4 if queued else 1,
             extra_body={"ignore_eos": True},
         ) as stream:  # fmt: skip
             next(iter(stream))
-        begin = time.monotonic()
-        engine.wait_idle(5.0)
-        assert time.monotonic() - begin < 3.0
+        return engine.wait_idle().requests_aborted_total > aborted
+
+    # A busy machine may close it when the answer is whole.
+    assert sum(is_cut_off() for _ in range(10)) >= 3
 
 
 def test_metrics_of_both_processes(client: openai.OpenAI, engine: Engine) -> None:

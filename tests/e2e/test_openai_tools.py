@@ -43,7 +43,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("tools")
     write_chat_tokenizer(folder / "model", TEMPLATE)
     write_s2_positions(folder / "model", SEGMENTS.script, num_positions=1024)
-    flags = ("--kv-cache-memory", "16MiB", "--tool-call-parser", "hermes",
+    flags = ("--kv-cache-memory", "16MiB", "--cpu-threads", "1", "--tool-call-parser", "hermes",
              "--reasoning-parser", "qwen3")  # fmt: skip
     with running_engine(folder / "model", folder / "run", *flags) as engine:
         yield engine

@@ -25,6 +25,7 @@ from engine import (
 )
 from grpc_errors import GrpcError, as_error
 from grpc_errors import refused as failing
+from leaving import until
 from small_engines import SMALL, tiny_model
 from triptych.services.cli.engine import PROCESSES
 from triptych.v1 import control_pb2
@@ -121,15 +122,11 @@ def test_restart_of_the_executor_under_load_changes_no_token(engine: Engine) -> 
 def test_a_second_operation_at_the_same_time_is_refused(engine: Engine) -> None:
     first = threading.Thread(target=engine.restart_executor)
     first.start()
-    refused: list[GrpcError] = []
-    while first.is_alive() and not refused:
-        try:
-            engine.resume()
-        except grpc.RpcError as error:
-            refused.append(as_error(error))
+    until(lambda: engine.stage("executor-0").state != _READY)  # or the second might be the first
+    refused = failing(engine.resume)
     first.join(60)
-    assert refused[0].code() == grpc.StatusCode.ABORTED
-    assert refused[0].details() == "RestartExecutor is under way; try again after it"
+    assert refused.code() == grpc.StatusCode.ABORTED
+    assert refused.details() == "RestartExecutor is under way; try again after it"
 
 
 def test_unload_gives_the_memory_back_and_load_takes_up_again(engine: Engine) -> None:
@@ -200,8 +197,14 @@ def test_a_model_that_cannot_be_loaded_leaves_the_one_before(
 
 
 def test_drain_and_resume_go_through_to_the_tokenizer(engine: Engine) -> None:
-    streams = Streams(engine, 1)
-    assert engine.drain(grace_ms=1) == 1
+    for _ in range(10):  # a busy machine may drain it when the stream has ended
+        streams = Streams(engine, 1)
+        with engine.frozen():
+            still_open = engine.drain(grace_ms=1)
+        if still_open:
+            break
+        engine.resume()
+    assert still_open == 1
     assert failing(lambda: engine.generate(_PROMPT)).code() == grpc.StatusCode.UNAVAILABLE
     assert not is_serving(f"unix:{engine.run_dir}/supervisor.control.sock", "")
     assert len(streams.token_ids()[0]) == _TOKENS
@@ -247,10 +250,7 @@ def test_the_command_line_does_the_same(engine: Engine, tmp_path: Path) -> None:
 
 
 def until_gone(pids: Sequence[int]) -> None:
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_no_engine_is_one_line(tmp_path: Path) -> None:
@@ -344,11 +344,12 @@ def test_a_second_signal_ends_at_once_and_leaves_nobody(model: Path, tmp_path: P
             pids = [engine.pid(name) for name in CONTROL_NAMES]
             os.kill(engine.pid("executor-0"), signal.SIGSTOP)  # no stream can end
             stream = engine.stub.Generate(generate_request(_PROMPT, max_tokens=5), timeout=60)
+            until(lambda: engine.stats("scheduler").scheduler.requests_tracked)
             engine.process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
+            until(lambda: not is_serving(engine.address))
             assert engine.process.poll() is None
             engine.process.send_signal(signal.SIGTERM)
-            engine.process.wait(10)
+            engine.process.wait(30)
             stream.cancel()
             until_gone(pids)
 
@@ -359,7 +360,7 @@ def test_a_killed_engine_is_cleaned_up_by_the_next_one(model: Path, tmp_path: Pa
         with running_engine(model, run_dir, *SMALL) as engine:
             pids = [engine.pid(name) for name in CONTROL_NAMES]
             engine.process.kill()
-            engine.process.wait(5)
+            engine.process.wait(30)
             until_gone(pids)
     left = {path.name for path in run_dir.iterdir() if path.is_socket()}
     assert "supervisor.control.sock" in left

@@ -1,9 +1,6 @@
 """The Python client's ExternalSampler against the real engine: the program draws the tokens."""
 
 import asyncio
-import os
-import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +31,7 @@ from triptych.v1 import common_pb2, control_pb2
 pytestmark = pytest.mark.e2e
 
 ROWS = 8
-GRACE = 20.0
+GRACE = 30.0
 PROMPTS = [f"Number {number}" for number in range(ROWS)]
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0)
 OWN = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -44,12 +41,8 @@ LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("own-sampler")
-    # A port that stays the same when the tokenizer is started again.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     model = tiny_model(folder, max_position_embeddings=1024)
-    flags = ("--sampler-rows", str(ROWS), "--port", port)
+    flags = ("--sampler-rows", str(ROWS))
     with running_engine(model, folder / "run", *SMALL, *flags) as engine:
         yield engine
 
@@ -59,7 +52,7 @@ def hasty_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Waits for no token, and for no sampler that it does not know, for long."""
     folder = tmp_path_factory.mktemp("hasty")
     model = tiny_model(folder, max_position_embeddings=1024)
-    with running_engine(model, folder / "run", *SMALL, "--sampler-timeout", "1") as engine:
+    with running_engine(model, folder / "run", *SMALL, "--sampler-timeout", "2") as engine:
         yield engine
 
 
@@ -191,13 +184,18 @@ def test_answers_go_on_when_a_process_dies(engine: Engine, killed: str) -> None:
             client.generate("once", sampler.params(LONG, tag=tag)).answer() for tag in range(4)
         ]
         pid = engine.pid(killed)
-        streams = [client.generate("once", sampler.params(LONG, tag=tag)) for tag in range(4)]
-        heads = [next(stream).token_ids for stream in streams]
-        assert scheduler(engine).sampler_rows_used == 4, "it was too fast to be caught"
-        os.kill(pid, signal.SIGKILL)
-        tails = [stream.answer().token_ids for stream in streams]
-        for head, tail, whole in zip(heads, tails, undisturbed, strict=True):
-            assert [*head, *tail] == whole.token_ids
+
+        def is_killed() -> bool:
+            """In the middle of all answers, which are whole all the same."""
+            streams = [client.generate("once", sampler.params(LONG, tag=tag)) for tag in range(4)]
+            heads = [next(stream).token_ids for stream in streams]
+            midway = engine.kill_midway(killed, 4)
+            tails = [stream.answer().token_ids for stream in streams]
+            for head, tail, whole in zip(heads, tails, undisturbed, strict=True):
+                assert [*head, *tail] == whole.token_ids
+            return midway
+
+        assert any(is_killed() for _ in range(10))  # a busy machine may be late
         assert engine.pid(killed) != pid
         assert sampler.error is None
         # And new ones are taken.
@@ -231,7 +229,7 @@ def test_more_requests_than_rows_have_their_turn(engine: Engine) -> None:
         answers = [stream.answer().token_ids for stream in streams]
         assert answers == [client.generate("once", GREEDY).answer().token_ids] * 7
         with pytest.raises(SamplerError, match=f"others hold {ROWS} rows"):
-            ExternalSampler(engine.run_dir, argmax, num_rows=1, timeout=0.5)
+            ExternalSampler(engine.run_dir, argmax, num_rows=1, timeout=2)
     with pytest.raises(SamplerError, match=f"refuses the lease: num_rows: {ROWS + 1}"):
         ExternalSampler(engine.run_dir, argmax, num_rows=ROWS + 1)
     wait_for_no_lease(engine)
@@ -264,7 +262,8 @@ def test_what_is_left_or_closed_frees_its_row(hasty_engine: Engine, hasty: Clien
         for _ in range(3):
             with hasty.generate("once", sampler.params(LONG)) as stream:
                 next(stream)
-        with hasty.generate("once", sampler.params(LONG)) as stream:
+        longer = SamplingParams(max_tokens=1000, ignore_eos=True)
+        with hasty.generate("once", sampler.params(longer)) as stream:
             next(stream)
             sampler.close()
             with pytest.raises(InvalidRequest) as caught:
@@ -276,6 +275,7 @@ def test_what_is_left_or_closed_frees_its_row(hasty_engine: Engine, hasty: Clien
 def test_a_draw_that_takes_too_long(hasty_engine: Engine, hasty: Client) -> None:
     """Its request ends, and the sampler goes on."""
     late = threading.Event()
+    before = scheduler(hasty_engine).sampler_timeouts_total
 
     def draw(row: LogitsRow) -> np.integer:
         if row.position == 3:
@@ -288,7 +288,7 @@ def test_a_draw_that_takes_too_long(hasty_engine: Engine, hasty: Client) -> None
         late.set()
         own = hasty.generate("once", sampler.params(OWN)).answer()
         assert own.token_ids == hasty.generate("once", GREEDY).answer().token_ids
-        assert scheduler(hasty_engine).sampler_timeouts_total == 1
+        assert scheduler(hasty_engine).sampler_timeouts_total == before + 1
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from engine import CONTROL_NAMES, Engine, alive, running_engine
+from leaving import until
 from small_engines import SMALL, tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -89,12 +89,13 @@ def test_every_server_has_health_and_both_reflections(engine: Engine, name: str)
         health = health_pb2_grpc.HealthStub(channel)
         for asked in ("", service):
             request = health_pb2.HealthCheckRequest(service=asked)
-            watch = health.Watch(request, timeout=5)
+            watch = health.Watch(request, timeout=30)
             # A process may say so a moment after the public port that the fixture waited for.
             while next(watch).status != health_pb2.HealthCheckResponse.SERVING:
                 pass
             watch.cancel()
-            assert health.Check(request, timeout=5).status == health_pb2.HealthCheckResponse.SERVING
+            said = health.Check(request, timeout=30).status
+            assert said == health_pb2.HealthCheckResponse.SERVING
         for package in ("grpc.reflection.v1", "grpc.reflection.v1alpha"):
             assert {service, "grpc.health.v1.Health"} <= reflected(channel, package)
 
@@ -107,7 +108,7 @@ def reflected(channel: grpc.Channel, package: str) -> set[str]:
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
-    replies = method(iter([asked]), timeout=5)
+    replies = method(iter([asked]), timeout=30)
     return {each.name for reply in replies for each in reply.list_services_response.service}
 
 
@@ -161,8 +162,5 @@ def test_no_orphans_after_the_supervisor_is_killed(tmp_path: Path) -> None:
         with running_engine(tiny_model(tmp_path), tmp_path / "run", *SMALL) as engine:
             pids = [engine.pid(name) for name in CONTROL_NAMES]
             os.kill(engine.process.pid, signal.SIGKILL)
-            engine.process.wait(5)
-            deadline = time.monotonic() + 5
-            while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            assert not any(alive(pid) for pid in pids)
+            engine.process.wait(30)
+            until(lambda: not any(alive(pid) for pid in pids))

@@ -1,7 +1,6 @@
 """The services started one by one, as compose.yaml does it: its commands, its health checks."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import deploy_files
+from free_port import free_ports
 from small_engines import SMALL, tiny_model
 from source_tree import REPO
 from triptych.client.api import Client, SamplingParams
@@ -54,14 +54,8 @@ def wait_for(*arguments: str) -> None:
         assert time.monotonic() < deadline, arguments
 
 
-def free_port() -> str:
-    with socket.socket() as each:
-        each.bind(("127.0.0.1", 0))
-        return str(each.getsockname()[1])
-
-
 def test_the_services_of_compose_and_a_second_tokenizer(tmp_path: Path) -> None:
-    model, run_dir, ports = tiny_model(tmp_path), tmp_path / "run", (free_port(), free_port())
+    model, run_dir, ports = tiny_model(tmp_path), tmp_path / "run", [*map(str, free_ports(2))]
     sockets = [f"unix:{run_dir}/{name}.control.sock" for name in ("scheduler", "executor-0")]
     with ExitStack() as stack:
         started = {
@@ -87,8 +81,8 @@ def test_the_services_of_compose_and_a_second_tokenizer(tmp_path: Path) -> None:
 
         # A stage that is down: alive, and not serving.
         started["executor"].send_signal(signal.SIGTERM)
-        assert started["executor"].wait(20) == 0
-        deadline = time.monotonic() + 20
+        assert started["executor"].wait(30) == 0
+        deadline = time.monotonic() + 30
         while probe(sockets[0]):
             assert time.monotonic() < deadline
         assert probe("--alive", sockets[0])
@@ -97,4 +91,4 @@ def test_the_services_of_compose_and_a_second_tokenizer(tmp_path: Path) -> None:
 
         for process in (first, second, started["scheduler"]):
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(30) == 0

@@ -39,7 +39,8 @@ SEGMENTS = Segments(
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("stops")
     SEGMENTS.write(folder / "model", PIECES)
-    with running_engine(folder / "model", folder / "run", "--kv-cache-memory", "16MiB") as engine:
+    flags = ("--kv-cache-memory", "16MiB", "--cpu-threads", "1")
+    with running_engine(folder / "model", folder / "run", *flags) as engine:
         yield engine
         engine.wait_idle()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import grpc
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from choices import joined
 from engine import Engine, generate_request, running_engine
 from grpc_errors import as_error, refused, violations
+from leaving import until
 from scripted_models import T1_EOS
 from small_engines import SMALL, tiny_model
 from structured import (
@@ -28,13 +30,16 @@ from structured import (
     one_of,
     resident,
     schema,
+    slow_checkers,
 )
 from triptych.v1 import common_pb2
 
 pytestmark = pytest.mark.e2e
 
 PROMPT = [5, 6, 7]
-LIMIT = 5.0
+LIMIT = 15.0
+"""Seconds; less than what a form takes that nobody stops."""
+TRIES = 5
 FIELD = "sampling_params.structured_output"
 Form = common_pb2.StructuredOutput
 
@@ -185,7 +190,12 @@ EITHER: dict[str, Form] = {
 def test_r43_hostile_forms_end_in_time_and_the_neighbours_tokens_keep_coming(
     engine: Engine,
 ) -> None:
-    """A machine that is busy is slow in any case: the neighbour's gaps alone are the measure."""
+    """A machine that is busy is slow in any case: the neighbour's gaps alone are the measure; those
+    that the machine makes do not come each time."""
+    assert any(hostile_forms_cost_nobody_time(engine) for _ in range(TRIES))
+
+
+def hostile_forms_cost_nobody_time(engine: Engine) -> bool:
     before = figures(engine)
     alone = Neighbour(engine, [9, 9])
     expected = {tuple(alone.one()) for _ in range(3)}
@@ -205,12 +215,16 @@ def test_r43_hostile_forms_end_in_time_and_the_neighbours_tokens_keep_coming(
     late = {name: seconds for name, seconds in slow.items() if seconds > LIMIT}
     assert not late
     assert distinct(neighbour.answers) == expected
-    assert neighbour.longest_gap < max(0.5, 4 * alone.longest_gap)
     check_returned(engine, before)
+    return neighbour.longest_gap < max(0.5, 4 * alone.longest_gap)
 
 
 def test_many_heavy_forms_at_once(engine: Engine) -> None:
     """Each may take its time for a mask; together they must leave time to others."""
+    assert any(heavy_forms_cost_nobody_time(engine) for _ in range(TRIES))
+
+
+def heavy_forms_cost_nobody_time(engine: Engine) -> bool:
     before = figures(engine)
     heavy = [EITHER[name] for name in ("an ambiguous grammar", "a slow regex", "a large constant")]
     alone = Neighbour(engine, [9, 9])
@@ -224,19 +238,27 @@ def test_many_heavy_forms_at_once(engine: Engine) -> None:
     with Neighbour(engine, [9, 9]).streaming() as neighbour, ThreadPoolExecutor(24) as pool:
         list(pool.map(one, range(24)))
     assert distinct(neighbour.answers) == expected
-    assert neighbour.longest_gap < max(0.5, 4 * alone.longest_gap)
     check_returned(engine, before)
+    return neighbour.longest_gap < max(0.5, 4 * alone.longest_gap)
 
 
-def test_a_new_form_passes_those_that_take_long(engine: Engine) -> None:
-    with ThreadPoolExecutor(2) as pool:
+def test_a_new_form_passes_those_that_take_long(tmp_path: Path) -> None:
+    seconds = 60.0
+    flags = (*SMALL, "--structured-output-check-seconds", str(seconds))
+    with (
+        running_engine(tiny_model(tmp_path), tmp_path / "run", *flags) as engine,
+        ThreadPoolExecutor(2) as pool,
+    ):
         hostile = [
             pool.submit(refused, partial(asked, engine, PROMPT, many_patterns(n))) for n in (6, 7)
         ]
-        time.sleep(0.1)
+        until(lambda: slow_checkers(engine, seconds))
+        (slow,) = slow_checkers(engine, seconds)
+        slow.suspend()  # so that they take longer than the new one, whatever the machine does
         answer = asked(engine, PROMPT, schema({"const": "new"}), max_tokens=10)
         assert answer.text[0] == '"new"'
-        assert not all(each.done() for each in hostile)
+        assert not any(each.done() for each in hostile)
+        slow.resume()
     assert {each.result().code() for each in hostile} == {grpc.StatusCode.INVALID_ARGUMENT}
 
 
@@ -246,7 +268,7 @@ def test_checkers_that_are_killed_are_replaced(engine: Engine) -> None:
     assert children
     for child in children:
         child.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not all(map(is_gone, children)):
         assert time.monotonic() < deadline  # their parent looks at them when it needs one
         time.sleep(0.01)
@@ -299,7 +321,7 @@ def test_r43_hundreds_of_schemas_leave_no_memory_behind(engine: Engine) -> None:
     assert max(grown.values()) < 12 << 20, grown
     check_returned(engine, before)
     # Those beyond the 16 that may stay go when their choices' ends are noticed.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while engine.stats("scheduler").scheduler.grammars_cached > 16:
         assert time.monotonic() < deadline
         time.sleep(0.05)

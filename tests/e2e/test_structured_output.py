@@ -369,9 +369,12 @@ def test_the_same_alone_and_in_company_of_other_grammars(
 
 def test_preempted_and_resumed(small_pool: Engine, undisturbed: list[Choices]) -> None:
     before = figures(small_pool)
-    answers = ask_all(small_pool, a_mix(24))
-    assert [said(each) for each in answers] == [said(each) for each in undisturbed]
-    assert small_pool.wait_idle().preemptions_total > 0
+    for _ in range(5):  # a machine that is busy may not get many of them to run at once
+        answers = ask_all(small_pool, a_mix(24))
+        assert [said(each) for each in answers] == [said(each) for each in undisturbed]
+        if (preemptions := small_pool.wait_idle().preemptions_total) > 0:
+            break
+    assert preemptions > 0
     check_returned(small_pool, before)
 
 

@@ -50,7 +50,7 @@ TEXTS = {
     "thoughts and JSON": THOUGHTS + json.dumps(CITY, ensure_ascii=False),
 }
 SEGMENTS = Segments({name: [*text.encode(), T1_EOS] for name, text in TEXTS.items()}, first=64)
-FLAGS = ("--kv-cache-memory", "16MiB", "--tool-call-parser", "hermes")
+FLAGS = ("--kv-cache-memory", "16MiB", "--cpu-threads", "1", "--tool-call-parser", "hermes")
 
 
 @pytest.fixture(scope="module")

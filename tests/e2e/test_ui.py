@@ -250,7 +250,8 @@ FORBIDDEN = """async () => {
   const style = document.createElement("style");
   style.textContent = "body { color: red }";
   document.head.append(style);
-  await new Promise((resolve) => setTimeout(resolve, 300));
+  for (let tries = 0; tries < 200 && refused.length < 4; tries++)
+    await new Promise((resolve) => setTimeout(resolve, 100));
   return refused.sort();
 }"""
 

@@ -145,12 +145,17 @@ def test_abort_ends_with_abort_and_leaves_nothing(
 ) -> None:
     request = ask(max_tokens=1500, ignore_eos=True)
     request.request_id = "to be aborted"
-    messages = stub.Generate(request, timeout=60)
-    next(messages)
-    stub.Abort(vllm_pb2.AbortRequest(request_ids=["nobody's", "to be aborted"]))
-    (end,) = completes(list(messages))
-    assert end.finish_reason == "abort"
-    engine.wait_idle()
+
+    def how_it_ends() -> str:
+        messages = stub.Generate(request, timeout=60)
+        next(messages)
+        stub.Abort(vllm_pb2.AbortRequest(request_ids=["nobody's", "to be aborted"]))
+        (end,) = completes(list(messages))
+        engine.wait_idle()
+        return str(end.finish_reason)
+
+    # A busy machine may come too late.
+    assert "abort" in (how_it_ends() for _ in range(10))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from leaving import (
 )
 from raw_http import RawHttp, request_bytes
 from small_engines import tiny_model
+from structured import slow_checkers
 from triptych.v1 import common_pb2
 
 pytestmark = pytest.mark.faults
@@ -36,7 +37,8 @@ pytestmark = pytest.mark.faults
 FLAGS = ("--kv-cache-memory", "4500KiB", "--cpu-threads", "1", "--max-num-batched-tokens", "16",
          "--max-num-seqs", "4")  # fmt: skip
 GOOD = Wanted(prompt=(9, 8, 7), max_tokens=24)
-# Takes the checker's children seconds.
+CHECK_SECONDS = 60.0
+# Takes the checker's children seconds: the first one gives up after half a second.
 HARD = json.dumps(
     {"allOf": [{"type": "string", "pattern": f".*a.{{{count}}}"} for count in range(14)]}
 )
@@ -50,7 +52,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         folder, max_position_embeddings=4096, hidden_size=192, intermediate_size=768,
         num_hidden_layers=4,
     )  # fmt: skip
-    flags = (*FLAGS, "--structured-output-check-seconds", "2")
+    flags = (*FLAGS, "--structured-output-check-seconds", str(CHECK_SECONDS))
     with unharmed_engine(model, folder / "run", *flags) as engine:
         yield engine
 
@@ -79,8 +81,10 @@ def prefilling(engine: Engine, send: Callable[[Wanted], Leaving]) -> tuple[Leavi
     before = figures(engine)
     prompt = tuple(random.Random(before.steps_total).choices(range(256), k=3500))
     left = send(Wanted(prompt=prompt, max_tokens=400))
-    until(lambda: figures(engine).steps_total > before.steps_total + 5)
-    assert figures(engine).generated_tokens_total == before.generated_tokens_total
+    now = figures(engine)
+    while now.steps_total <= before.steps_total + 5:
+        now = figures(engine)
+    assert now.generated_tokens_total == before.generated_tokens_total
     return left, []
 
 
@@ -117,9 +121,12 @@ def between_choices(
 
 
 def checked(engine: Engine, send: Callable[[Wanted], Leaving]) -> tuple[Leaving, list[Leaving]]:
-    """A child of the tokenizer process looks at its grammar."""
+    """A child of the tokenizer process looks at its grammar, and is frozen over it."""
     left = send(Wanted(schema=HARD))
-    until(lambda: engine.stats("tokenizer-0").tokenizer.requests_running)
+    until(lambda: slow_checkers(engine, CHECK_SECONDS))
+    (child,) = slow_checkers(engine, CHECK_SECONDS)
+    child.suspend()
+    assert engine.stats("tokenizer-0").tokenizer.requests_running == 1
     return left, []
 
 
@@ -127,8 +134,9 @@ def queued(engine: Engine, send: Callable[[Wanted], Leaving]) -> tuple[Leaving, 
     others: list[Leaving] = [GrpcCall(engine, Wanted(prompt=(k, k), max_tokens=1000))
                              for k in range(4)]  # fmt: skip
     until(lambda: figures(engine).requests_running == 4)
-    left = send(Wanted(params={"n": 2}))
-    until(lambda: figures(engine).requests_waiting)
+    with engine.frozen():  # so that no place becomes free before
+        left = send(Wanted(params={"n": 2}))
+        until(lambda: figures(engine).requests_waiting)
     return left, others
 
 
@@ -142,7 +150,7 @@ def preempted(engine: Engine, send: Callable[[Wanted], Leaving]) -> tuple[Leavin
                                 max_tokens=400))
         for _ in range(2)
     ]  # fmt: skip
-    until(lambda: figures(engine).generated_tokens_total > before.generated_tokens_total)
+    until(lambda: figures(engine).requests_tracked == 2)  # long before their first tokens
     left = send(Wanted(prompt=tuple(source.choices(range(256), k=60))))
     until(lambda: figures(engine).preemptions_total > before.preemptions_total)
     return left, others
@@ -170,7 +178,10 @@ def test_leaving(engine: Engine, good: list[int], state: State, way: str) -> Non
             each.leave()
         engine.wait_idle()
     elif state is checked:
-        engine.wait_idle(1.0)  # the check itself takes longer
+        engine.wait_idle(CHECK_SECONDS / 2)  # the check itself takes longer
+        for child in slow_checkers(engine, CHECK_SECONDS):
+            child.kill()
+        until(lambda: not slow_checkers(engine, CHECK_SECONDS))
         assert engine.stats("tokenizer-0").tokenizer.requests_total == tokenizer
     else:
         ends_within_a_step(engine, aborted, choices=4)
@@ -233,15 +244,19 @@ def test_a_hundred_deadlines_at_once(engine: Engine, good: list[int]) -> None:
             lambda: list(engine.stub.Generate(Wanted().over_grpc(), timeout=timeout))
         ).code()
 
-    with ThreadPoolExecutor(100) as pool:
-        codes = list(pool.map(call, [0.05] * 100))
-    assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    def submitted_within(timeout: float) -> int:
+        with ThreadPoolExecutor(100) as pool:
+            codes = list(pool.map(call, [timeout] * 100))
+        assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        engine.wait_idle()
+        return engine.stats("tokenizer-0").tokenizer.requests_total - submitted
+
+    # A busy machine may not get one of them to the scheduler in the first time.
+    found = next(filter(None, map(submitted_within, (0.05, 0.2, 0.8))))
     after = engine.wait_idle()
-    submitted = engine.stats("tokenizer-0").tokenizer.requests_total - submitted
-    assert submitted
     aborted = after.requests_aborted_total - before.requests_aborted_total
     timed_out = after.requests_timed_out_total - before.requests_timed_out_total
-    assert aborted + timed_out == submitted  # whoever notices first
+    assert aborted + timed_out == found  # whoever notices first
     assert after.requests_finished_total - before.requests_finished_total == timed_out
     assert call(0.0) is grpc.StatusCode.DEADLINE_EXCEEDED
     assert whole(engine, GOOD) == good
@@ -361,7 +376,7 @@ def test_leaving_right_before_shutdown(engine: Engine, gap: float) -> None:
         time.sleep(gap)
         assert stop(other) == 0
         for thread in leaving:
-            thread.join(10)
+            thread.join(30)
             assert not thread.is_alive()
         log = other.log.read_text()
         assert "Traceback" not in log, log

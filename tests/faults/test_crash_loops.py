@@ -56,12 +56,13 @@ def check_told(bench: Bench, reason: str) -> None:
 
 
 def test_weights_that_are_broken_at_a_restart(bench: Bench) -> None:
-    mix = bench.mixer.streams(6)
+    mix = bench.mixer.streams(6, tokens=900)
     bench.undisturbed(mix)
     break_weights(bench)
     with bench.sent(mix, seen := Seen()) as sent:
         seen.wait(60)
-        bench.kill("executor-0")
+        with bench.midway(1):
+            bench.kill("executor-0")
         told = [each() for each in sent]  # nobody waits for what will not come
     wait_for(lambda: bench.engine.stage("executor-0").state == LOOP or None, "no crash loop")
     errors = [said["error"] for said in told if "error" in said]

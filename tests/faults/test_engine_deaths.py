@@ -21,17 +21,24 @@ pytestmark = pytest.mark.faults
 def test_all_three_at_once(tmp_path: Path, rounds: range) -> None:
     with running_bench(tmp_path, *KILLED_OFTEN, seed=14) as bench:
         for _ in rounds:
-            mix = bench.mix()
-            _, scene = bench.undisturbed(mix)
-            got = bench.disturbed(scene, killing(*CONTROL_NAMES, at=in_decode))
-            assert any("error" in said for said in got)
-            bench.settled()
+            for _ in range(5):  # on a busy machine it may come when all have been answered
+                mix = bench.mix()
+                _, scene = bench.undisturbed(mix)
+                got = bench.disturbed(scene, killing(*CONTROL_NAMES, at=in_decode))
+                bench.settled()
+                if any("error" in said for said in got):
+                    break
+            else:
+                raise AssertionError("it came too late each time")
             bench.check(lambda scene: None, bench.mixer.streams(4))
 
 
-def kill_supervisor(engine: Engine) -> None:
+def stage_pids(engine: Engine) -> list[int]:
+    return [engine.pid(name) for name in CONTROL_NAMES]
+
+
+def kill_supervisor(engine: Engine, pids: list[int]) -> None:
     """And wait until nothing of it runs any more."""
-    pids = [engine.pid(name) for name in CONTROL_NAMES]
     os.kill(engine.process.pid, signal.SIGKILL)
     engine.process.wait(10)
     wait_for(lambda: not any(map(alive, pids)) or None, "a stage still runs")
@@ -54,7 +61,7 @@ def test_the_supervisor_and_then_a_start_in_the_same_place(tmp_path: Path) -> No
             left.bind(str(dead))
         with bench.sent(mix, scene.seen, door) as sent:
             scene.seen.wait(scene.expected_messages // 3)
-            kill_supervisor(bench.engine)
+            kill_supervisor(bench.engine, stage_pids(bench.engine))
             alone = sockets(bench.engine.run_dir)
             assert {dead.name, f"{NAME}.control.sock"} <= alone
             again = running_engine(bench.model, bench.engine.run_dir, *ENGINE)
@@ -74,10 +81,12 @@ def check_new(bench: Bench) -> None:
 
 def test_a_dead_supervisor_leaves_nothing_that_a_start_minds(tmp_path: Path) -> None:
     with killed("serve"), running_bench(tmp_path, seed=17) as bench:
-        mix = bench.mixer.streams(8)
+        mix = bench.mixer.streams(8, tokens=900)
         with bench.sent(mix, seen := Seen()) as sent:
             seen.wait(50)
-            kill_supervisor(bench.engine)
+            pids = stage_pids(bench.engine)
+            with bench.midway(8):
+                kill_supervisor(bench.engine, pids)
             assert any("error" in each() for each in sent)
     with running_bench(tmp_path, seed=18) as bench:
         bench.check(lambda scene: None, bench.mixer.streams(4))

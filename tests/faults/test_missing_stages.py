@@ -43,12 +43,13 @@ def test_they_are_answered_when_it_is_back(bench: Bench, rounds: range) -> None:
 @pytest.mark.parametrize("victims", VICTIMS, ids="+".join)
 def test_they_do_not_wait_for_what_does_not_come(tmp_path: Path, victims: tuple[str, ...]) -> None:
     with running_bench(tmp_path, "--recovery-timeout", "1", seed=32) as bench:
-        before, after = bench.mixer.streams(3), bench.mixer.streams(3)
+        before, after = bench.mixer.streams(3, tokens=900), bench.mixer.streams(3)
         bench.undisturbed(before)
         with bench.sent(before, seen := Seen()) as sent:
             seen.wait(30)
             with bench.nobody_starts_anything():
-                bench.kill(*victims)
+                with bench.midway(3):
+                    bench.kill(*victims)
                 wait_for(lambda: not_serving(bench), "it says that it serves")
                 with bench.sent(after, Seen()) as sent_after:
                     told = [each() for each in [*sent, *sent_after]]

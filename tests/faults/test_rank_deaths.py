@@ -47,11 +47,16 @@ def mix(two: Bench) -> list[Ask]:
 @pytest.mark.parametrize("moment", [in_prefill, in_decode], ids=lambda moment: moment.__name__)
 def test_killed(two: Bench, mix: list[Ask], victim: str, moment: Moment, rounds: range) -> None:
     (other,) = {*RANKS} - {victim}
-    for _ in rounds:
+    before, lost = 0, 0
+
+    def kill(scene: Scene) -> None:
+        nonlocal before, lost
         before = two.pid(other)
         lost = two.engine.stats("scheduler").scheduler.executors_lost_total
-        scene = two.check(killing(victim, at=moment), mix)
-        assert scene.unfinished > 0, "it came too late"
+        killing(victim, at=moment)(scene)
+
+    for _ in rounds:
+        two.check_midway(kill, mix)
         assert two.pid(other) != before
         assert two.engine.stats("scheduler").scheduler.executors_lost_total == lost + 1
         assert "exited with code 71" in two.engine.stage(other).last_end

@@ -23,17 +23,18 @@ from grpc_errors import as_error, retry_delay
 from raw_sampler import RawSampler, by_tag, claimed_again, drawn_by_tag
 from triptych.client.sampler import ExternalSampler, LogitsRow
 from triptych.services.runtime.run_dir import RunDir
-from triptych.v1 import common_pb2, control_pb2
+from triptych.services.transport.rings import LogitsView
+from triptych.v1 import common_pb2, control_pb2, sampler_pb2
 
 pytestmark = pytest.mark.faults
 
 FLAGS = (*ENGINE, *KILLED_OFTEN, "--sampler-timeout", "3")
-LENGTH = 250
+LENGTH = 500
 STREAMS = 3
 PROMPTS = [f"Once upon a time {number}" for number in range(STREAMS)]
 _SUPPORT = Path(__file__).parent.parent / "support"
 _PROGRAM = """
-import sys
+import sys, time
 sys.path.insert(0, sys.argv[1])
 from raw_sampler import RawSampler, by_tag
 from triptych.services.runtime.run_dir import RunDir
@@ -42,8 +43,12 @@ sampler.claim(99)
 print("claimed", flush=True)
 while True:
     for row in sampler.ready():
+        if row.position == int(sys.argv[3]):
+            print("enough", flush=True)
+        time.sleep(0.005 * (row.position > int(sys.argv[3])))  # so that it is met before the end
         sampler.draw(row, by_tag(sampler.logits(row), row))
 """
+MANY = 50
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +185,13 @@ def test_a_program_that_dies_with_its_scheduler(engine: Engine) -> None:
     """Its requests wait for it as long as for a token, and then end; others go on."""
     sampler = RawSampler(RunDir.open(engine.run_dir))
     sampler.claim(8, 2)
+
+    def slowly(logits: LogitsView, row: sampler_pb2.ReadyRow) -> int:
+        time.sleep(0.005)  # so that the scheduler dies before the end
+        return by_tag(logits, row)
+
     with (
-        sampler.drawing(by_tag),
+        sampler.drawing(slowly),
         streaming(engine, lambda index: outside(8, index) if index == 0 else None) as futures,
     ):
         kill(engine, "scheduler")
@@ -206,15 +216,16 @@ def test_a_program_that_is_killed(engine: Engine) -> None:
         (signal.SIGSTOP, grpc.StatusCode.DEADLINE_EXCEEDED),
     ):
         with subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(_SUPPORT), str(engine.run_dir)],
+            [sys.executable, "-c", _PROGRAM, str(_SUPPORT), str(engine.run_dir), str(MANY)],
             stdout=subprocess.PIPE,
             text=True,
         ) as program:
             assert program.stdout is not None
             assert program.stdout.readline() == "claimed\n"
             with streaming(
-                engine, lambda index: outside(99, index) if index == 1 else None, 600
+                engine, lambda index: outside(99, index) if index == 1 else None, 900
             ) as futures:
+                assert program.stdout.readline() == "enough\n"
                 program.send_signal(sig)
                 with pytest.raises(grpc.RpcError) as caught:
                     futures[1].result()

@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from triptych.services.runtime import control_server
 from triptych.services.runtime.control_server import CONTROL_SERVICE, ControlServer
 from triptych.services.runtime.process_stats import count_ring_maps, process_stats
 from triptych.services.runtime.run_dir import RunDir
@@ -92,7 +93,11 @@ def test_health_check_and_list(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_watchers_hear_changes_and_do_not_hold_up_the_stop(folder: Path) -> None:
+def test_watchers_hear_changes_and_do_not_hold_up_the_stop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_server, "_STOP_GRACE", 3600.0)
+
     async def scenario() -> None:
         async with running(folder) as (server, channel):
             health = health_pb2_grpc.HealthStub(channel)
@@ -102,7 +107,7 @@ def test_watchers_hear_changes_and_do_not_hold_up_the_stop(folder: Path) -> None
             assert (await watch.read()).status == SERVING
             stranger = health.Watch(health_pb2.HealthCheckRequest(service="nobody"))
             assert (await stranger.read()).status == SERVICE_UNKNOWN
-            await asyncio.wait_for(server.stop(), timeout=0.4)
+            await asyncio.wait_for(server.stop(), timeout=30)
             assert (await watch.read()).status == NOT_SERVING
             assert await watch.read() is grpc.aio.EOF
 

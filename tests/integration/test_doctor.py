@@ -129,7 +129,7 @@ def test_without_a_model_the_generation_is_skipped(
 def test_a_failing_line_says_what_to_do_and_the_exit_code_is_1(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "triptych.services.cli", "doctor", "--port", "0"]
     command += ["--run-dir", str(tmp_path / "run"), "--model", str(tmp_path / "gone.gguf")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 1
     lines = ended.stdout.splitlines()
     failed = [n for n, line in enumerate(lines) if line.startswith("fail")]

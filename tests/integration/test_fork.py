@@ -21,7 +21,7 @@ def run(program: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
         cwd=cwd,
         input="words for the parent",
     )

@@ -69,14 +69,16 @@ def test_hellos_that_wait_for_a_scheduler_do_not_undo_one_another(tmp_path: Path
     script = list(range(200))
 
     async def scenario() -> None:
-        async with client_at(endpoint, Beats(0.02, 0.1)) as client:
+        async with client_at(endpoint, Beats(0.02, 0.3)) as client:
             with fake_scheduler.running(FakeScheduler(endpoint, lambda _: script)) as first:
                 await until(lambda: client.ready)
                 first.most_outputs = 20
                 sink = Sink()
                 client.submit(submit_of(200), [sink])
                 await until(lambda: first.dead)
-            await asyncio.sleep(0.5)  # silence after silence, and a hello for each
+            hellos = client._connection._attempt
+            # Silence after silence, and a hello for each.
+            await until(lambda: client._connection._attempt >= hellos + 3)
             with fake_scheduler.running(FakeScheduler(endpoint, lambda _: script)) as second:
                 await until(lambda: sink.tokens == script)
             attempts = [hello.attempt for hello in second.hellos]
@@ -132,7 +134,7 @@ def test_what_belongs_to_an_earlier_hello_is_dropped(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path / 'scheduler.zmq'}"
 
     async def scenario(socket: zmq.Socket[bytes]) -> None:
-        async with client_at(endpoint, Beats(0.05, 5.0)) as client:
+        async with client_at(endpoint, Beats(0.05, 60.0)) as client:
             peer, hello = await heard(socket, "hello")
 
             def say(*replies: stage_pb2.TokenizerReply) -> None:
@@ -176,7 +178,7 @@ def test_a_hello_for_which_there_is_no_room_is_said_later(tmp_path: Path) -> Non
     endpoint = f"ipc://{tmp_path / 'scheduler.zmq'}"
 
     async def scenario(socket: zmq.Socket[bytes]) -> None:
-        async with client_at(endpoint, Beats(0.05, 5.0)) as client:
+        async with client_at(endpoint, Beats(0.05, 60.0)) as client:
             peer, _ = await heard(socket, "hello")
             socket.send_multipart([peer, welcome(1).SerializeToString()])
             await until(lambda: client.ready)
@@ -202,7 +204,7 @@ def test_four_schedulers_without_a_token_end_a_choice_and_no_other(tmp_path: Pat
     endpoint = f"ipc://{tmp_path / 'scheduler.zmq'}"
 
     async def scenario(socket: zmq.Socket[bytes]) -> None:
-        async with client_at(endpoint, Beats(0.05, 5.0)) as client:
+        async with client_at(endpoint, Beats(0.05, 60.0)) as client:
             deadly, lucky = Sink(), Sink()
             for attempt in range(1, 6):
                 peer, hello = await heard(socket, "hello")
@@ -236,7 +238,7 @@ def test_schedulers_that_lived_long_did_not_die_of_what_waits(
     endpoint = f"ipc://{tmp_path / 'scheduler.zmq'}"
 
     async def scenario(socket: zmq.Socket[bytes]) -> None:
-        async with client_at(endpoint, Beats(0.05, 5.0)) as client:
+        async with client_at(endpoint, Beats(0.05, 60.0)) as client:
             patient = Sink()
             for attempt in range(1, 8):
                 peer, _ = await heard(socket, "hello")
@@ -265,7 +267,7 @@ def test_a_bug_in_a_resubmission_ends_the_process(
         raise AssertionError("a bug")
 
     async def scenario(socket: zmq.Socket[bytes]) -> None:
-        async with client_at(endpoint, Beats(0.05, 5.0)) as client:
+        async with client_at(endpoint, Beats(0.05, 60.0)) as client:
             peer, _ = await heard(socket, "hello")
 
             def say(reply: stage_pb2.TokenizerReply) -> None:
@@ -283,7 +285,7 @@ def test_a_bug_in_a_resubmission_ends_the_process(
             await heard(socket, "hello")
             say(welcome(2))
             with pytest.raises(AssertionError, match="a bug"):
-                await asyncio.wait_for(client.ended, 10)
+                await asyncio.wait_for(client.ended, 30)
 
     with router(endpoint) as socket:
         run(lambda: scenario(socket))

@@ -193,7 +193,7 @@ def test_what_the_scheduler_refuses_has_its_status(
 
 def test_too_many_requests_are_told_to_come_again(model: LoadedModel, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with http_bench(model, tmp_path / "run", FOREVER, max_streams=1) as b:
+        async with http_bench(model, tmp_path / "run", FOREVER, max_streams=1, interval=0.05) as b:
             async with b.client.stream(
                 "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 999, "stream": True}
             ):

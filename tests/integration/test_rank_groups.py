@@ -177,7 +177,9 @@ def test_another_number_of_ranks_is_refused(ranks: Ranks) -> None:
 
 
 def test_who_is_missing_is_named_to_all(ranks: Ranks) -> None:
-    first, middle = ranks.start(0, 4, timeout=3), ranks.start(2, 4)
+    middle = ranks.start(2, 4)
+    middle.hears("waiting for rank 0")
+    first = ranks.start(0, 4, timeout=3)
     for rank in (first, middle):
         code, said = rank.ended()
         assert code == EXIT_STARTUP

@@ -1,6 +1,7 @@
 """Requests that nobody waits for any more, and who counts as gone."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,16 +12,22 @@ from scheduler_bench import MakeEngine
 from triptych.services.scheduler import loop
 
 
-def test_an_abort_within_a_step(make_engine: MakeEngine) -> None:
+def test_an_abort_within_a_step(make_engine: MakeEngine, tmp_path: Path) -> None:
     engine = make_engine()
-    engine.executor(step_seconds=1.0)
+    held = tmp_path / "held"
+    engine.executor(held_by=held)
     tokenizer = engine.tokenizer()
+    held.touch()
     gone, stays = tokenizer.submit([1, 2], 200), tokenizer.submit([3, 4], 2)
+    tokenizer.until(lambda: engine.stats.requests_tracked == 2)
     tokenizer.until(lambda: engine.stats.slots_free < engine.stats.slots_total)
     tokenizer.abort(gone)
     # Taken in while the step runs, freed when it ends.
-    engine.until(lambda: engine.stats.requests_aborted_total == 1, timeout=0.9)
+    engine.until(lambda: engine.stats.requests_aborted_total == 1)
     assert engine.stats.requests_tracked == 1
+    assert engine.stats.slots_free < engine.stats.slots_total
+    assert engine.stats.steps_total == 0
+    held.unlink()
     tokenizer.until(lambda: tokenizer.ended(stays))
     assert tokenizer.tokens[stays] == continuation([3, 4], 2)
     assert not tokenizer.ended(gone)
@@ -30,7 +37,7 @@ def test_an_abort_within_a_step(make_engine: MakeEngine) -> None:
 
 def test_a_tokenizer_that_vanishes_gives_its_blocks_back(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    engine.executor(step_seconds=0.01)
+    engine.executor(step_seconds=0.02)
     gone, stays = engine.tokenizer(), engine.tokenizer()
     for n in range(5):
         gone.submit([n], 250)
@@ -45,15 +52,14 @@ def test_a_tokenizer_that_vanishes_gives_its_blocks_back(make_engine: MakeEngine
 
 
 def test_a_silent_tokenizer_is_forgotten_and_told_so(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    engine.executor(step_seconds=0.02)
+    engine = make_engine(heartbeat_timeout=1.5)
+    engine.executor(step_seconds=0.05)
     tokenizer = engine.tokenizer()
     slot = tokenizer.submit([1], 250)
-    time.sleep(2.0)  # no beats: longer than the time-out
+    engine.until(lambda: engine.stats.tokenizers_connected == 0)  # no beats, for that long
     engine.until_idle()
-    assert engine.stats.tokenizers_connected == 0
-    assert not tokenizer.ended(slot)
     tokenizer.until(lambda: tokenizer.told_to_start_again)
+    assert not tokenizer.ended(slot)
     tokenizer.say_hello()
     tokenizer.until(lambda: tokenizer.welcomes)
     again = tokenizer.submit([1], 3)

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -70,14 +69,14 @@ def test_an_executor_that_dies_with_two_steps(make_engine: MakeEngine, draws_tok
     shape = {"max_num_seqs": 32, "max_num_batched_tokens": 64}
     expected, _ = served(make_engine, wishes, shape, num_blocks=200)
     engine = make_engine(**shape)
-    first = engine.executor(draws_tokens=1, step_seconds=0.02, num_blocks=200)
+    first = engine.executor(draws_tokens=1, step_seconds=0.1, num_blocks=200)
     tokenizer = engine.tokenizer()
     slots = started(tokenizer, wishes)
     engine.until(lambda: engine.stats.slots_free == 0)  # two steps in flight
     tokenizer.until(lambda: any(len(tokenizer.tokens[slot]) > 3 for slot in slots))
     first.kill()
     tokenizer.until(lambda: not tokenizer.executor_ready)
-    assert engine.stats.slots_free == engine.stats.slots_total
+    engine.until(lambda: engine.stats.slots_free == engine.stats.slots_total)
     before = engine.stats.device_tokens_total
     engine.executor(draws_tokens=draws_tokens, num_blocks=200)
     outcome = got(tokenizer, slots)
@@ -242,12 +241,12 @@ def test_a_failed_step_and_the_one_behind_it(by_hand: tuple[Engine, ByHand]) -> 
 
 def test_a_scheduler_that_stops_with_two_steps_in_flight(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    executor = engine.executor(draws_tokens=1, step_seconds=0.05)
+    executor = engine.executor(draws_tokens=1, step_seconds=0.2)
     tokenizer = engine.tokenizer()
-    started(tokenizer, [wish(1, tokens=MAX_MODEL_LEN - 2)])
+    started(tokenizer, [wish(1, tokens=MAX_MODEL_LEN - 2)])  # for a minute
     engine.until(lambda: engine.stats.slots_free == 0)
-    began = time.monotonic()
     engine.stop()
-    assert time.monotonic() - began < 5
+    assert engine.stats.requests_tracked == 1
+    assert engine.stopped
     assert engine.error is None
     assert not executor.ended  # it says hello to the next one

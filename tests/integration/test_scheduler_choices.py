@@ -45,14 +45,14 @@ def test_choices_outlive_their_executor(make_engine: MakeEngine) -> None:
 
 def test_one_choice_aborted_leaves_the_others(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    engine.executor(step_seconds=0.01)
+    engine.executor(step_seconds=0.02)
     tokenizer = engine.tokenizer()
-    slot = tokenizer.submit([5, 6, 7], 40, n=3)
+    slot = tokenizer.submit([5, 6, 7], 60, n=3)
     tokenizer.until(lambda: all(tokenizer.tokens[each] for each in range(slot, slot + 3)))
     tokenizer.abort(slot)
     tokenizer.until(lambda: tokenizer.ended(slot + 1, slot + 2))
     assert not tokenizer.ended(slot)
-    assert tokenizer.tokens[slot + 2] == continuation([5, 6, 7], 40)
+    assert tokenizer.tokens[slot + 2] == continuation([5, 6, 7], 60)
     assert engine.stats.requests_aborted_total == 1
     engine.until_idle()
 
@@ -88,14 +88,14 @@ def test_a_time_out_in_the_queue_costs_no_step(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_seqs=1)
     engine.executor(step_seconds=0.02)
     tokenizer = engine.tokenizer()
-    runs = tokenizer.submit([1], 40)
+    runs = tokenizer.submit([1], 100)
     tokenizer.until(lambda: tokenizer.tokens[runs])
     waits = wire.submit_of(wire.pack_u32([2, 3]), SamplingParams(max_tokens=4))
     waits.slot, waits.queue_timeout_ms = 50, 100
     tokenizer.send_submit(waits)
     tokenizer.until(lambda: tokenizer.ended(50, runs))
     assert isinstance(tokenizer.failed[50], DeadlinePassed)
-    assert tokenizer.tokens == {runs: continuation([1], 40), 50: []}
+    assert tokenizer.tokens == {runs: continuation([1], 100), 50: []}
     assert engine.stats.requests_timed_out_total == 1
     engine.until_idle()
 
@@ -106,10 +106,10 @@ def test_the_deadline_of_a_call_ends_its_work(make_engine: MakeEngine) -> None:
     engine.executor(step_seconds=0.02)
     tokenizer = engine.tokenizer()
     slot = tokenizer.submit_with(
-        [1], SamplingParams(max_tokens=200, temperature=0.0), deadline_ms=200, timeout_ms=60_000
+        [1], SamplingParams(max_tokens=200, temperature=0.0), deadline_ms=1000, timeout_ms=60_000
     )
     tokenizer.until(lambda: tokenizer.ended(slot))
     assert isinstance(tokenizer.failed[slot], DeadlinePassed)
-    assert str(tokenizer.failed[slot]) == "deadline: 0.2 s of the call passed"
+    assert str(tokenizer.failed[slot]) == "deadline: 1 s of the call passed"
     assert 0 < len(tokenizer.tokens[slot]) < 200
     engine.until_idle()

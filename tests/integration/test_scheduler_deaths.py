@@ -23,7 +23,7 @@ def test_an_executor_killed_in_a_step(make_engine: MakeEngine, num_blocks: int) 
     tokenizer.until(lambda: all(len(tokenizer.tokens[slot]) > 2 for slot in slots[:8]))
     first.kill()
     tokenizer.until(lambda: not tokenizer.executor_ready)
-    assert not engine.loop.snapshot.serving
+    engine.until(lambda: not engine.loop.snapshot.serving)
     engine.executor(num_blocks=num_blocks)
     tokenizer.until(lambda: tokenizer.ended(*slots))
     for slot, prompt in zip(slots, prompts, strict=True):
@@ -49,16 +49,16 @@ def test_a_request_that_no_longer_fits_fails(make_engine: MakeEngine) -> None:
 
 
 def test_an_executor_that_hangs_is_lost_and_may_come_back(make_engine: MakeEngine) -> None:
-    engine = make_engine()
+    engine = make_engine(heartbeat_timeout=1.5)
     executor = engine.executor(step_seconds=0.05)
     tokenizer = engine.tokenizer()
-    slot = tokenizer.submit([1, 2, 3], 30)
+    slot = tokenizer.submit([1, 2, 3], 60)
     tokenizer.until(lambda: len(tokenizer.tokens[slot]) > 2)
     executor.pause()
     tokenizer.until(lambda: not tokenizer.executor_ready)
     executor.resume()  # its late StepDone is nobody's any more
     tokenizer.until(lambda: tokenizer.ended(slot))
-    assert tokenizer.tokens[slot] == continuation([1, 2, 3], 30)
+    assert tokenizer.tokens[slot] == continuation([1, 2, 3], 60)
     engine.until_idle()
 
 

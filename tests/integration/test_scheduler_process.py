@@ -21,7 +21,7 @@ def test_the_scheduler_process(tmp_path: Path) -> None:
     try:
         tokenizer.until(lambda: tokenizer.welcomes)
         second = start_scheduler(folder)
-        _, said = second.communicate(timeout=30)
+        _, said = second.communicate(timeout=60)
         assert second.returncode == 2
         assert said.startswith("triptych scheduler: error: another scheduler runs in")
         slot = tokenizer.submit([7, 8], 9)
@@ -33,7 +33,7 @@ def test_the_scheduler_process(tmp_path: Path) -> None:
         assert stats.scheduler.impl == "native"
     finally:
         scheduler.send_signal(signal.SIGTERM)
-        _, said = scheduler.communicate(timeout=20)
+        _, said = scheduler.communicate(timeout=60)
         executor.kill()
         tokenizer.close()
     assert scheduler.returncode == 0, said

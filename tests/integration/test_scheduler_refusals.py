@@ -58,7 +58,7 @@ def test_a_second_executor_is_refused(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.executor()
     engine.tokenizer()
-    code, said = engine.executor().wait(20)
+    code, said = engine.executor().wait(60)
     assert code == 2
     assert said.strip().splitlines()[-1] == (
         "triptych executor: error: the scheduler refused: another executor is connected"
@@ -74,7 +74,7 @@ def test_an_executor_of_another_model_is_refused(make_engine: MakeEngine) -> Non
     engine.tokenizer()
     first.kill()
     engine.until(lambda: not engine.stats.executor_ready)
-    code, said = engine.executor(fingerprint="other").wait(20)
+    code, said = engine.executor(fingerprint="other").wait(60)
     assert code == 2
     assert "fingerprint: this scheduler serves fake-model, the executor has other" in said
 
@@ -111,7 +111,7 @@ def hello(engine: Engine, *, model: stage_pb2.ModelFacts | None = None, **change
     for name, value in changes.items():
         setattr(said, name, value)
     channel.send(stage_pb2.ExecutorMessage(hello=said))
-    assert channel.wait(5.0)
+    assert channel.wait(30.0)
     [reply] = channel.receive()
     channel.close()
     context.term()

@@ -74,21 +74,21 @@ def test_a_program_that_is_killed(make_engine: MakeEngine) -> None:
 
 def test_a_program_that_sleeps(make_engine: MakeEngine) -> None:
     """Each request has its time-out, from when its row was ready; late answers are nobody's."""
-    engine = make_engine(sampler_timeout=0.6, heartbeat_timeout=20)
+    engine = make_engine(sampler_timeout=1.5, heartbeat_timeout=20)
     engine.executor()
     tokenizer = engine.tokenizer()
     with undisturbed(engine, tokenizer), RawSampler(engine.run_dir) as sampler:
         sampler.claim(LEASE, 1)
         slot = tokenizer.submit([1, 2], 9, **outside())
         (row,) = sampler.ready()
+        began = time.monotonic()
         sampler.draw(row, 4)
         (row,) = sampler.ready()
-        began = time.monotonic()
         tokenizer.until(lambda: tokenizer.ended(slot))
-        assert time.monotonic() - began > 0.4
+        assert time.monotonic() - began >= 1.5
         late = tokenizer.failed.pop(slot)
         assert isinstance(late, DeadlinePassed)
-        assert str(late) == "sampler_timeout: 0.6 s without a token passed"
+        assert str(late) == "sampler_timeout: 1.5 s without a token passed"
         assert tokenizer.tokens[slot] == [4]
         again = tokenizer.submit([3, 4], 9, **outside())
         sampler.draw(row, 5)

@@ -4,6 +4,7 @@ The loop runs on a thread of the test, the executor in a process of its own, the
 sockets of the test.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from triptych.engine_core.step import FinishReason
 from triptych.kernels.sampler_params import Drawn, SamplerProtocol
 from triptych.services.scheduler import loop
 from triptych.services.scheduler.sampler import new_sampler
+from triptych.services.scheduler.steps import Steps
 
 LENGTH = FinishReason.LENGTH
 
@@ -47,6 +49,27 @@ def test_streams(make_engine: MakeEngine, impl: str) -> None:
     times = engine.stats.step_times
     assert min(times.plan, times.write_inputs, times.execute, times.sample, times.apply) > 0
     assert times.emit > 0
+
+
+def test_tokens_go_out_before_the_next_answer_is_taken(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However quick the executor is: here the next answer is always there already."""
+    dispatch = Steps.dispatch
+
+    def and_answered(steps: Steps) -> None:
+        dispatch(steps)
+        time.sleep(0.03)
+
+    monkeypatch.setattr(Steps, "dispatch", and_answered)
+    engine = make_engine()
+    engine.executor()
+    tokenizer = engine.tokenizer()
+    slot = tokenizer.submit([1, 2], 50)
+    tokenizer.until(lambda: tokenizer.tokens[slot])
+    assert not tokenizer.ended(slot)
+    tokenizer.until(lambda: tokenizer.ended(slot))
+    assert tokenizer.tokens[slot] == continuation([1, 2], 50)
 
 
 def test_the_welcome_waits_for_an_executor(make_engine: MakeEngine) -> None:

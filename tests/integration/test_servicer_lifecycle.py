@@ -1,7 +1,6 @@
 """How streams of the tokenizer service end early; health, lost schedulers, stopping."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import grpc
@@ -65,7 +64,7 @@ def test_deadlines(model: LoadedModel, tmp_path: Path) -> None:
             await b.idle()
             assert not b.scheduler.submits
             b.scheduler.paused = True
-            error = await refused(b.stub.Generate(request_of(), timeout=0.2).read())
+            error = await refused(b.stub.Generate(request_of(), timeout=1.0).read())
             assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             await until(lambda: bool(b.scheduler.aborts))
             await b.idle()
@@ -82,7 +81,7 @@ def test_a_slow_reader_is_ended_and_its_work_stopped(model: LoadedModel, tmp_pat
         async with bench(model, tmp_path / "run", script, max_unread_tokens=50) as b:
             slow = b.stub.Generate(request_of([1]))
             await slow.read()
-            await until(lambda: len(b.scheduler.aborts) == 1, timeout=10)
+            await until(lambda: len(b.scheduler.aborts) == 1)
             assert (await b.generate([1, 2], max_tokens=3)).text == "abc"
             error = await refused(exhausted(slow))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -177,7 +176,7 @@ def test_a_silent_scheduler_counts_as_gone(model: LoadedModel, tmp_path: Path) -
             asked = asyncio.create_task(b.generate(max_tokens=40))
             await until(lambda: b.scheduler.outputs_sent > 3)
             b.scheduler.paused = b.scheduler.silent = True
-            await until(lambda: not b.service.client.connected, timeout=8)
+            await until(lambda: not b.service.client.connected)
             assert not asked.done()
             b.scheduler.forget_peers()
             b.scheduler.paused = b.scheduler.silent = False
@@ -203,7 +202,7 @@ def test_a_new_epoch_goes_on_with_the_streams(model: LoadedModel, tmp_path: Path
 def test_a_refusal_ends_the_process_with_its_reason(model: LoadedModel, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with bench(model, tmp_path / "run", refusal="another model") as b:
-            assert await asyncio.wait_for(b.service.client.ended, 5) == "another model"
+            assert await asyncio.wait_for(b.service.client.ended, 30) == "another model"
 
     run(scenario)
 
@@ -215,14 +214,12 @@ def test_stop_drains(model: LoadedModel, tmp_path: Path) -> None:
             assert (await watch.read()).status == 1
             call = b.stub.Generate(request_of(max_tokens=50))
             await call.read()
-            stopping = asyncio.create_task(b.service.stop(10))
+            stopping = asyncio.create_task(b.service.stop(3600))
             assert (await watch.read()).status == 2
             error = await refused(b.stub.Generate(request_of()).read())
             assert error.code() is grpc.StatusCode.UNAVAILABLE
             assert (await exhausted(call)).finish_reason == LENGTH
-            started = time.monotonic()
-            await stopping
-            assert time.monotonic() - started < 2
+            await asyncio.wait_for(stopping, 30)
 
     run(scenario)
 

@@ -49,11 +49,11 @@ def test_bad_requests_are_refused_at_once_and_leave_nothing(
     async def scenario() -> None:
         async with bench(model, tmp_path / "run") as b:
             for request, field in cases:
-                started = time.monotonic()
+                started = time.process_time()  # of service and client, whatever else runs here
                 error = await refused(b.stub.Generate(request).read())
                 assert error.code() is INVALID, field
                 assert fields_of(status_of(error)) == [field]
-                assert time.monotonic() - started < 1
+                assert time.process_time() - started < 2
             assert not b.scheduler.submits
             await b.idle()
             assert (await b.generate(max_tokens=3)).text == "abc"
@@ -139,7 +139,7 @@ def test_an_answer_that_is_too_large_to_send_is_said_by_field(
 
 def test_too_many_streams(model: LoadedModel, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with bench(model, tmp_path / "run", FOREVER, max_streams=2) as b:
+        async with bench(model, tmp_path / "run", FOREVER, max_streams=2, interval=0.01) as b:
             calls = [b.stub.Generate(request_of()) for _ in range(2)]
             for call in calls:
                 await call.read()
@@ -161,7 +161,7 @@ def test_a_burst_above_max_streams_is_refused_with_a_hint(
     """All at once on a new channel, whose client does not know the server's HTTP/2 limits yet."""
 
     async def scenario() -> None:
-        async with bench(model, tmp_path / "run", FOREVER, max_streams=2) as b:
+        async with bench(model, tmp_path / "run", FOREVER, max_streams=2, interval=0.01) as b:
             calls = [b.stub.Generate(request_of()) for _ in range(400)]
             ends = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)
             errors = [end for end in ends if isinstance(end, grpc.aio.AioRpcError)]
@@ -181,9 +181,10 @@ def test_the_bytes_of_open_requests_are_bounded_together(
 ) -> None:
     long = "x" * 4000
     limits = {"max_message_bytes": 10_000, "max_prompt_bytes": 10_000}
+    slowly = {"interval": 0.2}  # each has room for a hundred tokens
 
     async def scenario() -> None:
-        async with bench(model, tmp_path / "run", FOREVER, **limits) as b:
+        async with bench(model, tmp_path / "run", FOREVER, **limits, **slowly) as b:
             calls = [b.stub.Generate(request_of(long)) for _ in range(2)]
             for call in calls:
                 await call.read()

@@ -65,7 +65,7 @@ def by_prompt(submit: stage_pb2.Submit) -> list[int]:
 
 def test_a_session_multiplexes(model: LoadedModel, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with bench(model, tmp_path / "run", by_prompt) as b:
+        async with bench(model, tmp_path / "run", by_prompt, paused=True) as b:
             events = Events(b)
             for number in range(20):
                 await events.start(number, request_of([65 + number], max_tokens=30))
@@ -75,6 +75,8 @@ def test_a_session_multiplexes(model: LoadedModel, tmp_path: Path) -> None:
                 inference_pb2.SessionRequest(start=inference_pb2.SessionStart(id=102))
             )
             await events.call.done_writing()
+            await until(lambda: len(b.scheduler.submits) == 20)
+            b.scheduler.paused = False
             await events.read(1000)
             assert await events.call.code() is grpc.StatusCode.OK
             for number in range(20):
@@ -92,7 +94,7 @@ def test_a_session_cancels_by_id_and_refuses_a_running_id(
     model: LoadedModel, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with bench(model, tmp_path / "run", by_prompt) as b:
+        async with bench(model, tmp_path / "run", by_prompt, interval=0.01) as b:
             events = Events(b)
             await events.start(1, request_of([65]))
             await events.start(2, request_of([66]))
@@ -162,7 +164,7 @@ def test_a_request_whose_check_is_slow_holds_up_no_other_and_can_be_cancelled(
 ) -> None:
     async def scenario() -> None:
         async with bench(
-            model, tmp_path / "run", by_prompt, structured_output_check_seconds=20.0
+            model, tmp_path / "run", by_prompt, structured_output_check_seconds=60.0
         ) as b:
             events = Events(b)
             await events.start(1, request_of(max_tokens=3, structured_output=HARD, n=3))

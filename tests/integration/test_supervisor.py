@@ -78,8 +78,8 @@ def test_a_child_that_ends_during_start_up_ends_the_engine(
 
 
 def test_start_up_takes_too_long(tmp_path: Path) -> None:
-    limits = replace(QUICK, startup_timeout=0.5)
-    with pytest.raises(StartupError, match=r"^a not ready after 0\.5 s"):
+    limits = replace(QUICK, startup_timeout=3.0)
+    with pytest.raises(StartupError, match=r"^a not ready after 3 s"):
         supervise(tmp_path, {"a": "slow", "b": "run"}, limits=limits)
 
 
@@ -124,7 +124,7 @@ def test_a_crash_loop_can_end_the_engine(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_a_child_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     begin = time.monotonic()
-    limits = replace(QUICK, grace=0.2)
+    limits = replace(QUICK, grace=1.0)
     assert supervise(tmp_path, {"a": "stubborn", "b": "run"}, limits=limits) == 0
     assert stopped(tmp_path) == ["b"]
     assert time.monotonic() - begin < WAIT / 2
@@ -156,7 +156,7 @@ def test_no_orphans_after_kill_minus_nine_of_the_supervisor(tmp_path: Path) -> N
 
 def serve(*flags: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "triptych.services.cli", "serve", *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_serve_refuses_a_run_directory_in_use(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Bench:
         return tokenizer
 
     def until(self, condition: Callable[[], object]) -> None:
-        for _ in range(500):
+        for _ in range(3000):
             for event in (*self.link.receive(0.0), *self.link.welcome(FACTS, 64)):
                 self.note(event)
             for tokenizer in self.tokenizers:

@@ -50,7 +50,7 @@ def started(model: Path, run_dir: RunDir, *flags: str) -> Iterator["subprocess.P
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=30)
 
 
 def stats(run_dir: RunDir) -> control_pb2.StatsResponse:
@@ -89,7 +89,7 @@ def test_it_serves_without_torch_and_drains_on_sigterm(model: Path, run_dir: Run
             rest = list(call)
         assert len(first.token_ids) + sum(len(each.token_ids) for each in rest) == 100
         assert rest[-1].finish_reason == common_pb2.FINISH_REASON_LENGTH
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         _, log = process.communicate()
         assert "Traceback" not in log
         assert not run_dir.control_socket("tokenizer-0").exists()
@@ -107,7 +107,7 @@ def test_a_grace_of_zero_cuts_off(model: Path, run_dir: RunDir) -> None:
             process.send_signal(signal.SIGINT)
             with pytest.raises(grpc.RpcError):
                 list(call)
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
 
 
 def assert_one_line(process: "subprocess.Popen[str]", *needles: str) -> None:

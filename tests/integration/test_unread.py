@@ -75,7 +75,7 @@ def test_an_rpc_that_nobody_reads_gives_its_place_back(
 def test_who_reads_now_and_then_is_served_to_the_end(model: LoadedModel, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with bench(
-            model, tmp_path / "run", script, max_unread_tokens=600, unread_timeout=0.2
+            model, tmp_path / "run", script, max_unread_tokens=600, unread_timeout=1.0
         ) as b:
             call = b.stub.Generate(request_of([1], max_tokens=40))
             tokens = 0

@@ -121,7 +121,7 @@ def test_releases_the_gil() -> None:
     """Another thread ticks in the middle of a long call; it could not if the call held the GIL."""
     logits = np.zeros((4, 49152), np.float32)
     sampler = Sampler(49152)
-    for i in range(256):
+    for i in range(1024):
         sampler.open(i, SamplerParams(top_p=0.9, seed=i), [], [])
     ticks: list[float] = []
     done = threading.Event()
@@ -136,7 +136,7 @@ def test_releases_the_gil() -> None:
     try:
         for _ in range(5):  # a busy machine may not run the ticker in time
             start = time.perf_counter()
-            sampler.draw(logits, range(256), [0, 1, 2, 3] * 64)
+            sampler.draw(logits, range(1024), [0, 1, 2, 3] * 256)
             length = time.perf_counter() - start
             middle = [t for t in ticks if start + length / 4 < t < start + 3 * length / 4]
             if middle:

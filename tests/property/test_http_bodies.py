@@ -67,7 +67,9 @@ CASES: list[tuple[type[Body], Callable[[Body], object], dict[str, st.SearchStrat
 ]
 
 
-@pytest.mark.parametrize(("model", "translate", "needed"), CASES, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(
+    ("model", "translate", "needed"), CASES, ids=[model.__name__ for model, _, _ in CASES]
+)
 @given(data=st.data())
 def test_a_body_is_translated_or_refused(
     model: type[Body],

@@ -63,7 +63,7 @@ def events_of_other_threads(device: Device) -> None:
 
         thread = threading.Thread(target=read)
         thread.start()
-        thread.join(10)
+        thread.join(60)
         assert seen[turn] == turn + 1
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,22 @@ class Engine:
         try:
             yield
         finally:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # it may have been killed meanwhile
+                os.kill(pid, signal.SIGCONT)
+
+    def kill_midway(self, name: str, count: int = 1) -> bool:
+        """SIGKILL to a process while the scheduler has so many choices that have not ended.
+
+        The executor is frozen for it, so that none of them ends before. False where so many are
+        not there any more: it came too late, as it may on a busy machine, and nobody is killed.
+        """
+        pid = self.pid(name)
+        with self.frozen():
+            time.sleep(0.05)  # the last of what it has said arrives
+            if self.stats("scheduler").scheduler.requests_tracked < count:
+                return False
+            os.kill(pid, signal.SIGKILL)
+        return True
 
     def close(self) -> None:
         for channel in self._channels:
@@ -178,7 +193,7 @@ class Engine:
             answer.add(response)
         return answer
 
-    def wait_idle(self, timeout: float = 20.0) -> control_pb2.SchedulerStats:
+    def wait_idle(self, timeout: float = 30.0) -> control_pb2.SchedulerStats:
         """Wait until nothing runs, then assert that everything that was lent is back."""
         deadline = time.monotonic() + timeout
         while True:
@@ -241,7 +256,7 @@ def running_engine(model: Path, run_dir: Path, *flags: str) -> Iterator[Engine]:
 def stop(engine: Engine, sig: int = signal.SIGTERM) -> int:
     """Signal the supervisor and wait for its exit code."""
     engine.process.send_signal(sig)
-    return engine.process.wait(30)
+    return engine.process.wait(60)
 
 
 def wait_until_serving(engine: Engine) -> None:

@@ -4,8 +4,10 @@ It keeps the tokens where keys and values would be and reads them back through t
 a wrong slot, a stale block or a missing recompute changes the answer. `next_token` is the truth.
 
     python tests/support/fake_executor.py --run-dir DIR [--step-seconds S] [--num-blocks N]
-                                          [--draft-model none|good|short]
+                                          [--draft-model none|good|short] [--held-by FILE]
                                           [--draws-tokens 1] [--late S] [--lie WHAT]
+
+No step ends while FILE is there; the process beats all the same.
 
 Its draft model, if any, is the same hash; a `short` one says one guess less than it was asked for.
 How it draws tokens is in drawing_backend.py.
@@ -76,8 +78,11 @@ def continuation(prompt: Sequence[int], count: int) -> list[int]:
 class FakeBackend:
     """A Backend without a model."""
 
-    def __init__(self, num_blocks: int, step_seconds: float, fingerprint: str) -> None:
+    def __init__(
+        self, num_blocks: int, step_seconds: float, fingerprint: str, held_by: str = ""
+    ) -> None:
         self.fingerprint = fingerprint
+        self._held_by = held_by
         self._step_seconds = step_seconds
         self._cache = np.full(num_blocks * BLOCK_SIZE, -1, np.int64)
         self._facts = BackendFacts(
@@ -104,6 +109,8 @@ class FakeBackend:
 
     def execute(self, inputs: StepInputs, logits: Logits) -> None:
         time.sleep(self._step_seconds)
+        while self._held_by and Path(self._held_by).exists():
+            time.sleep(0.002)
         cache = self._cache.reshape(-1, BLOCK_SIZE)
         for source, target in zip(inputs.copy_sources, inputs.copy_targets, strict=True):
             cache[target] = cache[source]
@@ -164,7 +171,7 @@ class ExecutorProcess:
         return self._process.returncode, said
 
     def _end(self) -> None:
-        self._process.wait(10)
+        self._process.wait(30)
         if self._process.stderr is not None:
             self._process.stderr.close()
 
@@ -177,11 +184,14 @@ def _main() -> int:
     parser.add_argument("--fingerprint", default=FINGERPRINT)
     parser.add_argument("--heartbeat-interval", type=float, default=0.1)
     parser.add_argument("--draft-model", choices=("none", "good", "short"), default="none")
+    parser.add_argument("--held-by", default="")
     parser.add_argument("--draws-tokens", type=int, default=0)
     parser.add_argument("--late", type=float, default=0.0)
     parser.add_argument("--lie", choices=get_args(Lie), default="none")
     options = parser.parse_args()
-    backend: Backend = FakeBackend(options.num_blocks, options.step_seconds, options.fingerprint)
+    backend: Backend = FakeBackend(
+        options.num_blocks, options.step_seconds, options.fingerprint, options.held_by
+    )
     if options.draws_tokens:
         backend = DrawingBackend(backend, options.late, options.lie)
     worker = Worker(

@@ -17,7 +17,7 @@ from triptych.engine_core.layout import LOGITS_HEADER, LogitsLayout
 from triptych.v1 import sampler_pb2
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-SECONDS = 20.0
+SECONDS = 30.0
 """For anything that must come."""
 EPOCH = 2**63 + 5
 VOCABULARY, SAMPLEABLE = 19, 16

@@ -334,5 +334,5 @@ def running(scheduler: FakeScheduler) -> Iterator[FakeScheduler]:
         yield scheduler
     finally:
         scheduler.stop()
-        thread.join(10)
+        thread.join(30)
     assert not scheduler.errors, scheduler.errors

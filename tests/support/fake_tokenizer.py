@@ -139,7 +139,7 @@ class FakeTokenizer:
             self.channel.wait(min(left, 0.05))
             self._take()
 
-    def until(self, condition: Callable[[], object], timeout: float = 20.0) -> None:
+    def until(self, condition: Callable[[], object], timeout: float = 30.0) -> None:
         """Take in what comes until the condition holds."""
         end = time.monotonic() + timeout
         while not condition():

@@ -23,7 +23,8 @@ Said = dict[str, object]
 """What a client was told, by what it is about."""
 Response = inference_pb2.GenerateResponse | inference_pb2.ChatResponse
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
+"""Seconds for one request; a bound for waits, not a claim."""
 
 
 class Seen:

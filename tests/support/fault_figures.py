@@ -9,7 +9,7 @@ import psutil
 from engine import Engine
 from triptych.v1 import control_pb2
 
-_SETTLE = 20.0
+_SETTLE = 30.0
 _CONNECTIONS = 2
 """Of clients and the supervisor: there or not when a process was looked at first. What every fault
 leaves behind is more soon: the processes that survive see many."""

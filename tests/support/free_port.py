@@ -13,3 +13,14 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def break_connections(port: int, count: int = 3) -> None:
+    """Listen on a port until so many connections have come, and close each at once."""
+    with socket.socket() as nobody:
+        nobody.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        nobody.bind(("127.0.0.1", port))
+        nobody.listen()
+        nobody.settimeout(60)
+        for _ in range(count):
+            nobody.accept()[0].close()

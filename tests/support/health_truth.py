@@ -10,13 +10,13 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from engine import RECONNECT_SOON, generate_request
+from engine import RECONNECT_SOON, Engine, generate_request
 from fault_asks import Door
 
 _SERVICE = "triptych.v1.InferenceService"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
-_TOKEN = 2.0
-"""Seconds that a token may take where it is said that there are some."""
+_LATEST = 30.0
+"""Seconds; a bound for waits, not a claim."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Probe:
 class HealthTruth:
     """What health has said, by each of its mouths, and what it was worth. Times: monotonic."""
 
+    engine: Engine
     door: Door
     said: dict[str, list[tuple[float, bool]]] = field(default_factory=dict)
     """By mouth: every change, with its time."""
@@ -43,12 +44,12 @@ class HealthTruth:
         """The last word of each mouth."""
         return {mouth: said[-1][1] for mouth, said in self.said.items()}
 
-    def lies(self, deaths: list[float], notice: float) -> list[Probe]:
-        """Probes that failed though no stage died while they ran, or just before."""
+    def lies(self, deaths: list[tuple[float, float]]) -> list[Probe]:
+        """Probes that failed, but for those that ran between a death and everybody's knowing it."""
         return [
             probe for probe in self.probes
             if probe.failure
-            and not any(probe.asked - notice < death < probe.answered for death in deaths)
+            and not any(probe.asked < known and gone < probe.answered for gone, known in deaths)
         ]  # fmt: skip
 
     @contextmanager
@@ -63,7 +64,7 @@ class HealthTruth:
             self._stop.set()
             self._cancel_watch()
             for thread in threads:
-                thread.join(30)
+                thread.join(2 * _LATEST)
         assert not any(thread.is_alive() for thread in threads)
 
     def _loop(self, ask: Callable[[], None]) -> None:
@@ -82,7 +83,7 @@ class HealthTruth:
     def _check(self) -> bool:
         request = health_pb2.HealthCheckRequest(service=_SERVICE)
         try:
-            said = self._stub(self.door.channel).Check(request, timeout=1).status
+            said = self._stub(self.door.channel).Check(request, timeout=_LATEST).status
         except grpc.RpcError:
             return False
         return bool(said == _SERVING)
@@ -95,8 +96,10 @@ class HealthTruth:
         if self._check():
             failure = ""
             try:
+                if not self.engine.stats("scheduler").scheduler.executor_ready:
+                    failure = "there is no executor"
                 one = generate_request([7, 8, 9], max_tokens=1)
-                list(self.door.stub.Generate(one, timeout=_TOKEN))
+                list(self.door.stub.Generate(one, timeout=_LATEST))
             except grpc.RpcError as error:
                 failure = str(error)
             self.probes.append(Probe(asked, time.monotonic(), failure))
@@ -114,7 +117,7 @@ class HealthTruth:
 
     def _ask_http(self) -> None:
         try:
-            status = httpx.get(f"{self.door.url}/health", timeout=1).status_code
+            status = httpx.get(f"{self.door.url}/health", timeout=_LATEST).status_code
         except httpx.TransportError:
             status = 0
         assert status in (0, 200, 503)

@@ -56,5 +56,5 @@ async def http_bench(
     """As tokenizer_bench.bench, with an HTTP client."""
     async with bench(model, folder, script, http=True, **options) as behind:
         address = behind.service.stats().tokenizer.http_address
-        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20) as client:
+        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
             yield HttpBench(behind, client)

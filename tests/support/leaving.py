@@ -170,7 +170,7 @@ def figures(engine: Engine) -> control_pb2.SchedulerStats:
     return engine.stats("scheduler").scheduler
 
 
-def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+def until(condition: Callable[[], object], timeout: float = 30.0) -> None:
     """Ask again and again until it is true."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -31,7 +31,7 @@ from triptych.v1 import stage_pb2
 SLOTS = 4
 EPOCH = 9
 VOCABULARY = 11
-TIMEOUT = 10.0
+TIMEOUT = 30.0
 
 
 def no_columns(tokens: Sequence[int]) -> DrawnColumns:

@@ -17,7 +17,7 @@ from triptych.v1 import sampler_pb2
 
 Rule = Callable[[LogitsView, sampler_pb2.ReadyRow], int]
 """A token id for logits, float32 [vocabulary], and the row that they are in."""
-TIMEOUT = 20.0
+TIMEOUT = 30.0
 LEASE = 0xFEED_5EED_0000_0001
 
 
@@ -149,13 +149,12 @@ class RawSampler:
     def draw_on(self, rule: Rule, over: threading.Event) -> None:
         while not over.is_set():
             try:
-                ready = self.ready()
+                for row in self.ready():
+                    self.draw(row, rule(self.logits(row), row))
             except TimeoutError:
                 continue
-            except EOFError:
+            except (EOFError, BrokenPipeError, ConnectionResetError):
                 return
-            for row in ready:
-                self.draw(row, rule(self.logits(row), row))
 
 
 def _connected(run_dir: RunDir, timeout: float) -> FdConnection:

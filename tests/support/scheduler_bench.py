@@ -26,7 +26,8 @@ class Engine:
         **settings: Any,
     ) -> None:
         self.run_dir = RunDir.open(folder)
-        values: dict[str, object] = {"heartbeat_interval": 0.1, "heartbeat_timeout": 1.5}
+        # A test that waits for one peer does not pump another: neither is dead for that.
+        values: dict[str, object] = {"heartbeat_interval": 0.1, "heartbeat_timeout": 30}
         values |= {"max_num_seqs": 8, "max_num_batched_tokens": 16, "run_dir": str(folder)}
         values |= settings
         self.settings = SchedulerSettings.model_validate(values)
@@ -63,7 +64,7 @@ class Engine:
     def stats(self) -> control_pb2.SchedulerStats:
         return self.loop.snapshot.stats
 
-    def until(self, condition: Callable[[], object], timeout: float = 20.0) -> None:
+    def until(self, condition: Callable[[], object], timeout: float = 30.0) -> None:
         end = time.monotonic() + timeout
         while not condition():
             assert self.error is None
@@ -82,6 +83,10 @@ class Engine:
             and stats.requests_tracked == stats.requests_running == stats.requests_waiting == 0
         )
 
+    @property
+    def stopped(self) -> bool:
+        return not self._thread.is_alive()
+
     def stop(self) -> None:
         """End the loop and the tokenizers; executors stay."""
         for tokenizer in self._tokenizers:
@@ -89,13 +94,13 @@ class Engine:
         self._tokenizers.clear()
         if self._thread.is_alive():
             self.loop.stop()
-            self._thread.join(10)
+            self._thread.join(30)
 
     def close(self) -> None:
         self.stop()
         for executor in self.executors:
             executor.kill()
-        assert not self._thread.is_alive()
+        assert self.stopped
         if self.error is not None:
             raise self.error
 

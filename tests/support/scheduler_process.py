@@ -22,7 +22,7 @@ def start_scheduler(
     run_dir: Path, *, python_path: Path | None = None, **settings: object
 ) -> "subprocess.Popen[str]":
     """Its settings by name. `python_path`: a folder in which it finds more to import."""
-    values: dict[str, object] = {"heartbeat_interval": 0.1, "heartbeat_timeout": 2, **settings}
+    values: dict[str, object] = {"heartbeat_interval": 0.1, "heartbeat_timeout": 30, **settings}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
     program = ["-m", "triptych.services.scheduler"]
     if python_path is not None:
@@ -40,14 +40,14 @@ def stopped(scheduler: "subprocess.Popen[str]") -> str:
         scheduler.send_signal(signal.SIGCONT)
         scheduler.send_signal(signal.SIGTERM)
     try:
-        return scheduler.communicate(timeout=20)[1]
+        return scheduler.communicate(timeout=60)[1]
     except subprocess.TimeoutExpired:
         scheduler.kill()
-        return scheduler.communicate(timeout=20)[1]
+        return scheduler.communicate(timeout=60)[1]
 
 
 def stats_of(run_dir: RunDir, name: str = "scheduler") -> control_pb2.StatsResponse:
     """What its control endpoint says."""
     with grpc.insecure_channel(f"unix:{run_dir.control_socket(name)}") as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
-        return stub.Stats(control_pb2.StatsRequest(), timeout=5)
+        return stub.Stats(control_pb2.StatsRequest(), timeout=30)

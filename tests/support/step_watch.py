@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,17 +42,21 @@ class StepWatch:
             max_logits=facts["max_logits"],
         )  # fmt: skip
 
-    def steps_with(self, token_id: int) -> set[int]:
-        """Ids of the steps in the ring that compute this token."""
-        found = set()
+    def last_has(self, token_id: int) -> bool:
+        """Whether the step that was written last computes this token."""
+        with_it = self.steps()
+        return token_id in with_it[max(with_it)]
+
+    def steps(self) -> dict[int, set[int]]:
+        """The steps in the ring by their ids, with the tokens that they compute."""
+        found = {}
         for slot in range(self._layout.num_slots):
             start = self._layout.slot_offset(slot)
             step_id, num_tokens, *_ = STEP_HEADER.unpack_from(self._mapping, start)
             offset, _ = self._layout.arrays["token_ids"]
             count = min(num_tokens, self._layout.max_tokens)
-            ids = np.frombuffer(self._mapping, np.int32, count, start + offset).copy()
-            if token_id in ids:
-                found.add(step_id)
+            ids = np.frombuffer(self._mapping, np.int32, count, start + offset)
+            found[step_id] = set(ids.tolist())
         return found
 
 
@@ -66,8 +71,12 @@ def _ring_of(pid: int) -> Path:
 
 
 @contextmanager
-def at_each_step_with(token_id: int, scheduler: int, call: Callable[[], None]) -> Iterator[None]:
-    """Within, `call` is called when a step computes the token, once for each executor's ring."""
+def at_each_step_with(
+    token_id: int, scheduler: int, call: Callable[[Callable[[], bool]], bool]
+) -> Iterator[None]:
+    """Within, `call` is called when a step computes the token: until it returns True, and then not
+    before there is the ring of another executor. It is given what says whether the last step in the
+    ring still is one that does."""
     stop = threading.Event()
 
     def look() -> None:
@@ -80,8 +89,8 @@ def at_each_step_with(token_id: int, scheduler: int, call: Callable[[], None]) -
                     seen = ring, StepWatch(scheduler)
             except FileNotFoundError:
                 continue
-            if ring != called and seen[1].steps_with(token_id):
-                call()
+            still = partial(seen[1].last_has, token_id)
+            if ring != called and still() and call(still):
                 called = ring
 
     thread = threading.Thread(target=look)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
@@ -42,12 +42,14 @@ def can_stop_threads() -> bool:
 
 
 def busiest_thread(pid: int) -> int:
-    """The thread that computes most just now."""
+    """The thread that computes most just now. Raises FileNotFoundError when the process is gone."""
 
     def used() -> dict[int, int]:
-        tasks = Path(f"/proc/{pid}/task")
-        return {int(task.name): int((task / "schedstat").read_text().split()[0])
-                for task in tasks.iterdir()}  # fmt: skip
+        found = {}
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                found[int(task.name)] = int((task / "schedstat").read_text().split()[0])
+        return found
 
     before = used()
     time.sleep(_BUSY_SECONDS)

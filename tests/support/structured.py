@@ -1,14 +1,12 @@
 """Structured output over gRPC: forms, answers that hold to them, and what they cost others."""
 
 import json
-import os
-import signal
 import threading
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,19 +57,32 @@ def ask_all(engine: Engine, requests: Sequence[Asked], at_once: int = 24) -> lis
 
 
 def ask_through_a_death(engine: Engine, requests: Sequence[Asked]) -> list[Choices]:
-    """The answers to requests whose executor is killed when all of them have been submitted."""
-    pid, before = engine.pid("executor-0"), engine.wait_idle()
-    submitted = before.prompt_tokens_total + sum(len(prompt) for prompt, _ in requests)
+    """The answers to requests whose executor is killed when all of them have been submitted.
+
+    On a busy machine that may be too late: then again, and sooner.
+    """
+    for share in (1.0, 0.8, 0.6, 0.4, 0.2):
+        pid = engine.pid("executor-0")
+        answers, killed = _ask_and_kill(engine, requests, share)
+        if killed:
+            assert engine.pid("executor-0") != pid
+            return answers
+    raise AssertionError("it came too late each time")
+
+
+def _ask_and_kill(
+    engine: Engine, requests: Sequence[Asked], share: float
+) -> tuple[list[Choices], bool]:
+    """The answers, and whether the executor was killed when that share of all prompt tokens was
+    behind it: only in the middle of more than an eighth of them."""
+    before = engine.wait_idle().prompt_tokens_total
+    wanted = before + share * sum(len(prompt) for prompt, _ in requests)
     with ThreadPoolExecutor(len(requests)) as pool:
         futures = [pool.submit(ask, engine, each) for each in requests]
-        while engine.stats("scheduler").scheduler.prompt_tokens_total < submitted:
+        while engine.stats("scheduler").scheduler.prompt_tokens_total < wanted:
             time.sleep(0.002)
-        os.kill(pid, signal.SIGKILL)
-        unfinished = sum(not future.done() for future in futures)
-        answers = [future.result() for future in futures]
-    assert unfinished > len(requests) // 8, "it came too late"
-    assert engine.pid("executor-0") != pid
-    return answers
+        killed = engine.kill_midway("executor-0", len(requests) // 8 + 1)
+        return [future.result() for future in futures], killed
 
 
 def said(answer: Choices) -> tuple[object, ...]:
@@ -123,7 +134,7 @@ def figures(engine: Engine) -> dict[str, int]:
 
 def check_returned(engine: Engine, before: dict[str, int]) -> None:
     """Everything that was lent is back, and no file more is open than then."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while True:
         now = figures(engine)  # a connection may close a moment after its client has gone
         more = {name for name in now if name.endswith("open_files") and now[name] > before[name]}
@@ -138,6 +149,16 @@ def check_returned(engine: Engine, before: dict[str, int]) -> None:
 def checkers(engine: Engine) -> list[psutil.Process]:
     """The tokenizer's children, which check grammars: one, and one more for slow ones."""
     return psutil.Process(engine.pid("tokenizer-0")).children()
+
+
+def slow_checkers(engine: Engine, check_seconds: float) -> list[psutil.Process]:
+    """The one of them that has so many seconds for a check; none before something needs it."""
+    found = []
+    for child in checkers(engine):
+        with suppress(psutil.NoSuchProcess):  # the other one, which was given up just now
+            if child.cmdline()[3:4] == [str(check_seconds + 2.0)]:
+                found.append(child)
+    return found
 
 
 def is_gone(process: psutil.Process) -> bool:

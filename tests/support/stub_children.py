@@ -12,7 +12,7 @@ from triptych.services.cli.restart_policy import RestartRules
 from triptych.services.cli.stage import StageLinks
 from triptych.services.cli.supervisor import Supervisor
 
-WAIT = 20.0
+WAIT = 60.0
 
 # argv: parent pid, folder, name, mode. A life appends a line to <name>.lives, touches <name>.ready,
 # and <name>.beat again and again. It appends its name to `stopped` on SIGTERM.

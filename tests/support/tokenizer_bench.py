@@ -38,7 +38,7 @@ class Bench:
 
     async def generate(self, prompt: str | list[int] = "hi", **params: Any) -> "Joined":
         joined = Joined()
-        async for response in self.stub.Generate(request_of(prompt, **params), timeout=20):
+        async for response in self.stub.Generate(request_of(prompt, **params), timeout=60):
             joined.add(response)
         return joined
 
@@ -78,7 +78,7 @@ def request_of(prompt: str | list[int] = "hi", **params: Any) -> inference_pb2.G
     return request
 
 
-async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 30.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
@@ -114,7 +114,7 @@ async def bench(
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await scenario()
 
     asyncio.run(bounded())

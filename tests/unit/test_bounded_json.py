@@ -46,7 +46,7 @@ def test_brackets_in_strings_are_no_depth() -> None:
 
 def test_a_string_that_never_ends_costs_no_more_than_others() -> None:
     text = '"' + '\\"' * (1 << 18)
-    started = time.process_time()
+    started = time.thread_time()
     with pytest.raises(NoJson):
         read_json(text, BOUNDS)
-    assert time.process_time() - started < 2, "one look, not one for each quote"
+    assert time.thread_time() - started < 2, "one look, not one for each quote"

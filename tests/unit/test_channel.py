@@ -28,6 +28,7 @@ from triptych.v1.stage_pb2 import TokenizerMessage, TokenizerReply
 Router = RouterChannel[TokenizerMessage, TokenizerReply]
 Dealer = DealerChannel[TokenizerReply, TokenizerMessage]
 HELLO = TokenizerMessage(hello=stage_pb2.TokenizerHello(protocol_version=1))
+SECONDS = 30  # for anything that must come
 BEAT = TokenizerReply(beat=stage_pb2.SchedulerBeat(epoch=3))
 
 
@@ -49,7 +50,7 @@ class Wires:
         return dealer
 
     def received(self) -> Received[TokenizerMessage]:
-        assert self.router.socket.poll(2000)
+        assert self.router.socket.poll(SECONDS * 1000)
         [received] = self.router.receive()
         return received
 
@@ -74,7 +75,7 @@ def test_there_and_back(wires: Wires) -> None:
     assert received.peer == peer.identity
     assert received.message == HELLO
     assert wires.router.send(received.peer, BEAT)
-    assert peer.wait(2.0)
+    assert peer.wait(SECONDS)
     assert list(peer.receive()) == [BEAT]
     assert list(wires.router.receive()) == []
     assert wires.path.stat().st_mode & 0o777 == 0o600
@@ -86,7 +87,7 @@ def test_a_peer_that_is_gone_is_told(wires: Wires) -> None:
     peer.send(HELLO)
     received = wires.received()
     peer.close()
-    for _ in range(200):
+    for _ in range(SECONDS * 100):
         if not wires.router.send(received.peer, BEAT):
             return
         wires.router.socket.poll(10)
@@ -127,7 +128,7 @@ def test_malformed_frames_are_counted(wires: Wires, frames: list[bytes]) -> None
     wires.router.socket.send_multipart([peer.identity, b"\xff\xff"])
     assert wires.router.send(received.peer, BEAT)
     got: list[TokenizerReply] = []
-    while not got and peer.wait(2.0):
+    while not got and peer.wait(SECONDS):
         got += peer.receive()
     assert got == [BEAT]
     assert peer.malformed_total == 1
@@ -145,7 +146,7 @@ def test_raw_bytes_on_the_socket_do_no_harm(wires: Wires) -> None:
     wires.dealer().send(HELLO)
     said: list[TokenizerMessage | None] = []
     while HELLO not in said:  # what looks like a ZMTP 1.0 frame arrives, and is counted
-        assert wires.router.socket.poll(2000)
+        assert wires.router.socket.poll(SECONDS * 1000)
         said += [received.message for received in wires.router.receive()]
     assert said.count(None) == wires.router.malformed_total == len(said) - 1
 
@@ -162,7 +163,7 @@ def test_descriptors_cross_both_ways(tmp_path: Path) -> None:
     listener = FdListener(tmp_path / "fds")
     assert (tmp_path / "fds").stat().st_mode & 0o777 == 0o600
     assert listener.accept() is None
-    near = fd_passing.connect(tmp_path / "fds", timeout=2.0)
+    near = fd_passing.connect(tmp_path / "fds", timeout=SECONDS)
     far = listener.accept()
     assert far is not None
     with pytest.raises(BlockingIOError):
@@ -189,7 +190,7 @@ def test_descriptors_cross_both_ways(tmp_path: Path) -> None:
 
 def test_packets_keep_their_borders_and_their_bound(tmp_path: Path) -> None:
     listener = FdListener(tmp_path / "fds")
-    near = fd_passing.connect(tmp_path / "fds", timeout=2.0)
+    near = fd_passing.connect(tmp_path / "fds", timeout=SECONDS)
     far = listener.accept()
     assert far is not None
     near.send_packet(b"one")
@@ -239,7 +240,7 @@ def test_what_is_no_offer_is_refused(tmp_path: Path, packet: bytes, count: int) 
 def test_a_packet_with_a_descriptor(tmp_path: Path) -> None:
     listener = FdListener(tmp_path / "fds")
     before = open_files()
-    near = fd_passing.connect(tmp_path / "fds", timeout=2.0)
+    near = fd_passing.connect(tmp_path / "fds", timeout=SECONDS)
     far = listener.accept()
     assert far is not None
     memory = os.memfd_create("x")

@@ -26,7 +26,7 @@ from triptych.services.cli.panel import as_typed, count, how_to_call, owns, pane
 from triptych.services.runtime.lifecycle import StartupError
 from triptych.v1 import common_pb2, control_pb2, inference_pb2, inference_pb2_grpc
 
-_WAIT = 20.0
+_WAIT = 60.0
 
 
 def last(**extra: object) -> dict[str, object]:
@@ -400,7 +400,7 @@ def test_a_port_in_use_is_said_before_anything_starts(tmp_path: Path) -> None:
     assert ended.stderr == f"{said}use another --port\n"
 
 
-def test_health_makes_no_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     typo = tmp_path / "typo" / "run"
     assert cli.main(["health", "--run-dir", str(typo)]) == 2
     assert not typo.parent.exists()

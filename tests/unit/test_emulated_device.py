@@ -5,6 +5,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -33,11 +34,19 @@ def device() -> Iterator[EmulatedDevice]:
     emulated.close()
 
 
-@pytest.fixture
-def slow() -> Iterator[EmulatedDevice]:
-    emulated = EmulatedDevice(memory=1 << 20, work_seconds=0.05)
-    yield emulated
-    emulated.close()
+@contextmanager
+def held(emulated: EmulatedDevice) -> Iterator[None]:
+    """Within, what is queued is not done."""
+    go_on = threading.Event()
+    emulated.run(lambda: assert_waited(go_on))
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+def assert_waited(event: threading.Event) -> None:
+    assert event.wait(30)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -52,8 +61,8 @@ def test_it_fills_the_protocol(device: EmulatedDevice) -> None:
     assert (as_device.kind, as_device.torch_device) == ("emulated", torch.device("cpu"))
 
 
-def test_work_is_done_later_and_in_order(slow: EmulatedDevice) -> None:
-    x = slow.zeros((2,), FLOAT)
+def test_work_is_done_later_and_in_order(device: EmulatedDevice) -> None:
+    x = device.zeros((2,), FLOAT)
     done: list[str] = []
 
     def add() -> None:
@@ -64,33 +73,51 @@ def test_work_is_done_later_and_in_order(slow: EmulatedDevice) -> None:
         x.mul_(10)
         done.append("multiply")
 
-    slow.run(add)
-    slow.run(multiply)
-    event = slow.record()
-    slow.run(add)
-    assert not event.done()
-    assert done == []
+    with held(device):
+        device.run(add)
+        device.run(multiply)
+        event = device.record()
+        go_on = threading.Event()
+        device.run(lambda: assert_waited(go_on))
+        device.run(add)
+        assert not event.done()
+        assert done == []
     event.wait()
     assert event.done()
     assert done == ["add", "multiply"]
-    assert values(slow, x) == [11.0, 11.0]
+    go_on.set()
+    assert values(device, x) == [11.0, 11.0]
 
 
-def test_copies_take_what_is_there_when_they_come_to_it(slow: EmulatedDevice) -> None:
-    x, source = slow.empty((2,), FLOAT), host(1, 2)
-    slow.upload(source, x)
-    source.fill_(7)  # too early: a GPU would read this too
-    assert values(slow, x) == [7.0, 7.0]
+def test_each_work_takes_longer_where_it_is_told_to() -> None:
+    slow = EmulatedDevice(memory=1 << 20, work_seconds=0.05)
+    began = time.monotonic()
+    for _ in range(2):
+        slow.run(lambda: None)
+    slow.synchronize()
+    assert time.monotonic() - began >= 0.1
+    slow.close()
 
 
-def test_any_thread_waits(slow: EmulatedDevice) -> None:
-    x = slow.zeros((1,), FLOAT)
-    slow.run(lambda: x.add_(1))
-    event = slow.record()
-    waited = threading.Thread(target=event.wait)
-    waited.start()
-    waited.join(10)
+def test_copies_take_what_is_there_when_they_come_to_it(device: EmulatedDevice) -> None:
+    x, source = device.empty((2,), FLOAT), host(1, 2)
+    with held(device):
+        device.upload(source, x)
+        source.fill_(7)  # too early: a GPU would read this too
+    assert values(device, x) == [7.0, 7.0]
+
+
+def test_any_thread_waits(device: EmulatedDevice) -> None:
+    x = device.zeros((1,), FLOAT)
+    with held(device):
+        device.run(lambda: x.add_(1))
+        event = device.record()
+        waited = threading.Thread(target=event.wait)
+        waited.start()
+        assert waited.is_alive()
+    waited.join(30)
     assert event.done()
+    assert not waited.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -108,14 +135,16 @@ def test_any_thread_waits(slow: EmulatedDevice) -> None:
     ],
 )
 def test_the_host_may_not_touch_values_while_work_is_queued(
-    slow: EmulatedDevice, name: str, use: Callable[[torch.Tensor], object]
+    device: EmulatedDevice, name: str, use: Callable[[torch.Tensor], object]
 ) -> None:
-    x = slow.zeros((2,), FLOAT)
+    x = device.zeros((2,), FLOAT)
+    device.synchronize()
     use(x)  # nothing is queued
-    slow.run(lambda: x.add_(1))
-    with pytest.raises(EmulationError, match="work queued"):
-        use(x)
-    slow.synchronize()
+    with held(device):
+        device.run(lambda: x.add_(1))
+        with pytest.raises(EmulationError, match="work queued"):
+            use(x)
+    device.synchronize()
     use(x)
 
 
@@ -126,19 +155,20 @@ def test_a_tensor_of_the_device_has_no_numpy(device: EmulatedDevice) -> None:
             use()
 
 
-def test_forms_and_views_are_free_at_any_time(slow: EmulatedDevice) -> None:
-    x = slow.zeros((4, 2), FLOAT)
-    slow.run(lambda: x.add_(1))
-    part = x[1:3, 0].unsqueeze(0)
-    assert (tuple(part.shape), x.stride(), x.is_contiguous(), x.numel()) == (
-        (1, 2),
-        (2, 1),
-        True,
-        8,
-    )
-    assert (x.dtype, x.view(8).size(0), x.data_ptr() % 4) == (FLOAT, 8, 0)
-    slow.run(lambda: part.mul_(5))
-    assert values(slow, x) == [1, 1, 5, 1, 5, 1, 1, 1]
+def test_forms_and_views_are_free_at_any_time(device: EmulatedDevice) -> None:
+    x = device.zeros((4, 2), FLOAT)
+    with held(device):
+        device.run(lambda: x.add_(1))
+        part = x[1:3, 0].unsqueeze(0)
+        assert (tuple(part.shape), x.stride(), x.is_contiguous(), x.numel()) == (
+            (1, 2),
+            (2, 1),
+            True,
+            8,
+        )
+        assert (x.dtype, x.view(8).size(0), x.data_ptr() % 4) == (FLOAT, 8, 0)
+    device.run(lambda: part.mul_(5))
+    assert values(device, x) == [1, 1, 5, 1, 5, 1, 1, 1]
 
 
 def test_a_failure_is_told_by_the_next_event_once(device: EmulatedDevice) -> None:
@@ -283,20 +313,18 @@ def test_read_only_memory_is_a_tensor_that_holds_it() -> None:
     device.close()
 
 
-def test_memory_is_not_unregistered_under_a_copy(slow: EmulatedDevice) -> None:
+def test_memory_is_not_unregistered_under_a_copy(device: EmulatedDevice) -> None:
     memory = memoryview(bytearray(64))
-    slow.register_host(memory)
-    slow.run(lambda: None)
-    with pytest.raises(EmulationError, match="while work is queued"):
-        slow.unregister_host(memory)
-    slow.synchronize()
-    slow.unregister_host(memory)
+    device.register_host(memory)
+    with held(device), pytest.raises(EmulationError, match="while work is queued"):
+        device.unregister_host(memory)
+    device.synchronize()
+    device.unregister_host(memory)
 
 
 def test_a_closed_device_takes_no_work() -> None:
     device = EmulatedDevice(memory=1 << 10)
-    device.run(lambda: time.sleep(0.05))
-    with pytest.raises(EmulationError, match="while work is queued"):
+    with held(device), pytest.raises(EmulationError, match="while work is queued"):
         device.close()
     device.synchronize()
     device.close()

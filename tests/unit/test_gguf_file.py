@@ -120,10 +120,10 @@ def test_broken_files(name: str, tmp_path: Path) -> None:
     content, message = BROKEN[name]
     path = write(tmp_path / "m.gguf", content)
     tracemalloc.start()
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(StartupError, match=message) as caught:
         open_gguf(path)
-    assert time.monotonic() - began < 1
+    assert time.thread_time() - began < 1
     assert tracemalloc.get_traced_memory()[1] < 10 << 20
     tracemalloc.stop()
     assert str(path) in str(caught.value)

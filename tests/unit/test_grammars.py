@@ -15,6 +15,7 @@ from triptych.engine_core.errors import InvalidRequest, RequestError, Unavailabl
 from triptych.engine_core.ids import RequestId
 from triptych.engine_core.request import Request
 from triptych.engine_core.sampling_params import SamplingParams
+from triptych.services.scheduler import grammars
 from triptych.services.scheduler.grammar_compiler import (
     GrammarCompiler,
     VocabularyTables,
@@ -203,10 +204,10 @@ def test_a_panic_of_the_library_fails_the_grammar_alone(monkeypatch: pytest.Monk
 
 
 def test_before_the_vocabulary() -> None:
-    grammars = Grammars(GrammarCompiler(lambda: None), 1, 1)
+    made = Grammars(GrammarCompiler(lambda: None), 1, 1)
     with pytest.raises(InvalidRequest, match="has not told its vocabulary"):
-        grammars.ask(regex("a"), [RequestId(1)])
-    assert (grammars.vocabulary_size, grammars.eos_token_ids) == (0, ())
+        made.ask(regex("a"), [RequestId(1)])
+    assert (made.vocabulary_size, made.eos_token_ids) == (0, ())
 
 
 def test_the_first_vocabulary_counts() -> None:
@@ -270,9 +271,12 @@ def test_numbers_of_a_grammar_stay_as_they_are() -> None:
     assert "start: @top" in unforced(named)
 
 
-def test_a_grammar_whose_states_are_used_up_begins_again() -> None:
+def test_a_grammar_whose_states_are_used_up_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Matchers of one grammar share the states of its lexer: without `renewed` a pattern that
     many have used would fail for all."""
+    monkeypatch.setattr(grammars, "_LONGEST_RENEWAL", 60.0)  # however busy the machine is
     tokens = (*BYTES, b"<eos>")
     cache = Cache()
     cache.grammars = Grammars(cache.compiler, 8, 1 << 20)
@@ -297,7 +301,8 @@ def test_a_grammar_whose_states_are_used_up_begins_again() -> None:
     assert cache.grammars.compiled_total == 1 + renewals
 
 
-def test_a_renewed_grammar_is_not_kept_after_its_choices() -> None:
+def test_a_renewed_grammar_is_not_kept_after_its_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_LONGEST_RENEWAL", 60.0)
     cache = Cache(most=8)
     cache.use(regex("ab"), 1)
     assert cache.grammars.renewed(regex("ab")).consume_token(ord("a") - ord("!"))
@@ -312,7 +317,9 @@ def test_what_takes_long_to_compile_is_not_compiled_by_the_loop(
     compile_now = VocabularyTables.compile
 
     def slowly(tables: VocabularyTables, grammar: str) -> LLMatcher:
-        time.sleep(0.06)
+        end = time.thread_time() + 0.06
+        while time.thread_time() < end:
+            pass
         return compile_now(tables, grammar)
 
     monkeypatch.setattr(VocabularyTables, "compile", slowly)

@@ -19,7 +19,7 @@ from triptych.services.runtime.lifecycle import (
 )
 from triptych.services.runtime.logging import LineFormatter
 
-_WAIT = 10.0
+_WAIT = 30.0
 
 # Each level starts the next, bound to it; the innermost prints its pid and sleeps.
 _CHAIN = """
@@ -163,6 +163,9 @@ def test_the_callback_runs_once_on_the_loop() -> None:
         loop = asyncio.get_running_loop()
         on_stop_signal(lambda: calls.append(threading.get_ident()), loop)
         os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(_WAIT):
+            while not calls:
+                await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

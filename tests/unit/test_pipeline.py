@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from piped_steps import EPOCH, PipedBackend, PipedSession, settled
+from piped_steps import EPOCH, TIMEOUT, PipedBackend, PipedSession, settled
 from triptych.engine_core.layout import PREVIOUS_SAMPLE
 from triptych.services.executor import pipeline
 from triptych.services.executor.backend import DrawnColumns, PipelinedBackend
@@ -49,7 +49,7 @@ class Run:
             self.error = error
 
     def join(self) -> None:
-        self._thread.join(10)
+        self._thread.join(TIMEOUT)
         assert not self._thread.is_alive()
 
 

@@ -31,7 +31,7 @@ def test_a_caller_that_goes_while_it_waits_leaves_nothing_behind(
 
     def encode(_self: Tokenizer, text: str, **_flags: bool) -> list[int]:
         started.append(text[0])
-        assert free.wait(10)
+        assert free.wait(30)
         return [1]
 
     monkeypatch.setattr(Tokenizer, "encode", encode)
@@ -53,7 +53,7 @@ def test_a_caller_that_goes_while_it_waits_leaves_nothing_behind(
         await asyncio.sleep(0.02)
         free.set()
         assert (await later).tolist() == (await running[1]).tolist() == [1]
-        assert started == ["a", "b", "d"]
+        assert (sorted(started[:2]), started[2:]) == (["a", "b"], ["d"])
 
     asyncio.run(scenario())
     prompts.close()

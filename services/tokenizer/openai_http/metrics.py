@@ -191,7 +191,7 @@ class Metrics:
         )  # fmt: skip
         yield self._counter(
             "grammar_compile_seconds",
-            "Time spent on grammars.",
+            "CPU time spent on grammars.",
             stats.grammar_compile_seconds_total,
         )
 

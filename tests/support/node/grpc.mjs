@@ -30,7 +30,8 @@ async function read(call, stop = Infinity) {
 }
 
 seen.whole = await read(client.generate(request(48)));
-seen.cancelled = await read(client.generate(request(400)), 3);
+// More than the connection holds unread: it cannot be whole before it is cancelled.
+seen.cancelled = await read(client.generate(request(900, {logprobs: 20})), 3);
 seen.late = await read(client.generate(request(400), {deadline: Date.now() + 20}));
 seen.refused = await read(client.generate(request(1, {top_p: 1.5})));
 
