@@ -110,7 +110,8 @@ gpu-check: ## on a machine with a GPU: build, tests/gpu, bench/gpu.py, at most 8
 	@scripts/gpu_check.sh
 
 examples: $(BUILT) ## build and run examples/ (Python, C++, Go) against a live engine; skips what this machine lacks
-	@$(PYTEST) tests/e2e/test_examples.py tests/e2e/test_examples_resume.py tests/e2e/test_own_sampler_cpp.py
+	@$(PYTEST) tests/e2e/test_examples.py tests/e2e/test_examples_resume.py tests/e2e/test_examples_tokenizer.py \
+		tests/e2e/test_own_sampler_cpp.py
 
 test-compose: $(MODEL) ## build the image and run compose.yaml for real; skips without podman or Docker
 	@scripts/test_compose.sh

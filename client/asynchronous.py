@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
@@ -12,6 +13,7 @@ from triptych.client.asynchronous_stream import AsyncRpcCall, AsyncStream
 from triptych.client.attempts import Attempts, Failures, deadline_of, remaining
 from triptych.client.errors import from_rpc_error
 from triptych.client.options import DEFAULT_ADDRESS, ClientOptions
+from triptych.client.pauses import async_pause
 from triptych.client.requests import (
     Messages,
     Prompt,
@@ -57,6 +59,7 @@ class AsyncClient:
         self._stub: InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(
             self._channel
         )
+        self._pause = partial(async_pause, self._channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,7 +91,7 @@ class AsyncClient:
         request = generate_request(prompt, params, model)
         attempts: Attempts[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
         attempts = Attempts(request, self.options, timeout)
-        return AsyncStream(self._open_generate, attempts)
+        return AsyncStream(self._open_generate, attempts, self._pause)
 
     def chat(
         self,
@@ -105,11 +108,11 @@ class AsyncClient:
         request = chat_request(messages, params, model)
         attempts: Attempts[inference_pb2.ChatRequest, inference_pb2.ChatResponse]
         attempts = Attempts(request, self.options, timeout)
-        return AsyncStream(self._open_chat, attempts)
+        return AsyncStream(self._open_chat, attempts, self._pause)
 
     def session(self) -> AsyncSession:
         """One stream for many requests."""
-        return AsyncSession(self._stub, self.options)
+        return AsyncSession(self._stub, self.options, self._pause)
 
     async def tokenize(
         self,
@@ -156,5 +159,6 @@ class AsyncClient:
             try:
                 return await call(request, timeout=remaining(deadline), metadata=self._metadata)
             except grpc.RpcError as error:
-                wait = failures.wait_after(from_rpc_error(error))
-            await asyncio.sleep(wait)
+                failure = from_rpc_error(error)
+                wait = failures.wait_after(failure)
+            await self._pause(wait, failure.retry_after, asyncio.Event())

@@ -17,6 +17,7 @@ from triptych.client.errors import (
     from_rpc_error,
 )
 from triptych.client.options import ClientOptions
+from triptych.client.pauses import AsyncPause
 from triptych.client.received import ResponseT
 from triptych.client.requests import Messages, Prompt, chat_request, generate_request
 from triptych.client.session_events import (
@@ -42,9 +43,12 @@ class AsyncSession:
     stream breaks, its requests go on over a new one, as those of the client do.
     """
 
-    def __init__(self, stub: "InferenceServiceAsyncStub", options: ClientOptions) -> None:
+    def __init__(
+        self, stub: "InferenceServiceAsyncStub", options: ClientOptions, pause: AsyncPause
+    ) -> None:
         self._stub = stub
         self._options = options
+        self._pause = pause
         self._wire: _Wire | None = None
         self._closed = False
         self._last_id = 0
@@ -103,7 +107,7 @@ class AsyncSession:
             self._wire.start(call, start_of(self._last_id, request, seconds))
             return call
 
-        return AsyncStream(opening, attempts)
+        return AsyncStream(opening, attempts, self._pause)
 
 
 class _Inbox(Protocol):

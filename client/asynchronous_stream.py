@@ -10,6 +10,7 @@ import grpc
 from triptych.client.answer import Answer
 from triptych.client.attempts import Attempts, RequestT, remaining
 from triptych.client.errors import TriptychError, cancelled, cut_off, from_rpc_error
+from triptych.client.pauses import AsyncPause
 from triptych.client.received import ResponseT
 
 _Response_co = TypeVar("_Response_co", covariant=True)
@@ -74,9 +75,11 @@ class AsyncStream(Generic[RequestT, ResponseT]):
         self,
         opening: AsyncOpening[RequestT, ResponseT],
         attempts: Attempts[RequestT, ResponseT],
+        pause: AsyncPause,
     ) -> None:
         self._cancelled = asyncio.Event()
         self._opening = opening
+        self._pause = pause
         self._attempts = attempts
         self._call = self._opened()
 
@@ -133,10 +136,8 @@ class AsyncStream(Generic[RequestT, ResponseT]):
     async def _try_again(self, error: TriptychError) -> None:
         if not self._cancelled.is_set():
             wait = self._attempts.wait_after(error)
-            try:
-                async with asyncio.timeout(wait):
-                    await self._cancelled.wait()
-            except TimeoutError:
+            await self._pause(wait, error.retry_after, self._cancelled)
+            if not self._cancelled.is_set():
                 self._call = self._opened()
                 return
         raise cancelled() from error

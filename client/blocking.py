@@ -1,7 +1,8 @@
 """The synchronous client."""
 
-import time
+import threading
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
@@ -12,6 +13,7 @@ from triptych.client.blocking_session import Session
 from triptych.client.blocking_stream import RpcCall, Stream
 from triptych.client.errors import from_rpc_error
 from triptych.client.options import DEFAULT_ADDRESS, ClientOptions
+from triptych.client.pauses import pause
 from triptych.client.requests import (
     Messages,
     Prompt,
@@ -52,6 +54,7 @@ class Client:
         else:
             self._channel = grpc.secure_channel(address, self.options.credentials, arguments)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._pause = partial(pause, self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +86,7 @@ class Client:
         request = generate_request(prompt, params, model)
         attempts: Attempts[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
         attempts = Attempts(request, self.options, timeout)
-        return Stream(self._open_generate, attempts)
+        return Stream(self._open_generate, attempts, self._pause)
 
     def chat(
         self,
@@ -100,11 +103,11 @@ class Client:
         request = chat_request(messages, params, model)
         attempts: Attempts[inference_pb2.ChatRequest, inference_pb2.ChatResponse]
         attempts = Attempts(request, self.options, timeout)
-        return Stream(self._open_chat, attempts)
+        return Stream(self._open_chat, attempts, self._pause)
 
     def session(self) -> Session:
         """One stream for many requests."""
-        return Session(self._stub, self.options)
+        return Session(self._stub, self.options, self._pause)
 
     def tokenize(
         self,
@@ -151,5 +154,6 @@ class Client:
             try:
                 return call(request, timeout=remaining(deadline), metadata=self._metadata)
             except grpc.RpcError as error:
-                wait = failures.wait_after(from_rpc_error(error))
-            time.sleep(wait)
+                failure = from_rpc_error(error)
+                wait = failures.wait_after(failure)
+            self._pause(wait, failure.retry_after, threading.Event())

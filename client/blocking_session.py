@@ -17,6 +17,7 @@ from triptych.client.errors import (
     from_rpc_error,
 )
 from triptych.client.options import ClientOptions
+from triptych.client.pauses import Pause
 from triptych.client.received import ResponseT
 from triptych.client.requests import Messages, Prompt, chat_request, generate_request
 from triptych.client.session_events import (
@@ -42,10 +43,14 @@ class Session:
     """
 
     def __init__(
-        self, stub: inference_pb2_grpc.InferenceServiceStub, options: ClientOptions
+        self,
+        stub: inference_pb2_grpc.InferenceServiceStub,
+        options: ClientOptions,
+        pause: Pause,
     ) -> None:
         self._stub = stub
         self._options = options
+        self._pause = pause
         self._lock = threading.Lock()
         self._wire: _Wire | None = None
         self._closed = False
@@ -103,7 +108,7 @@ class Session:
             wire.start(call, start_of(call_id, request, seconds))
             return call
 
-        return Stream(opening, attempts)
+        return Stream(opening, attempts, self._pause)
 
     def _open_wire(self) -> "tuple[_Wire, int]":
         """The stream, a new one where it broke, and an id that was never used on it."""

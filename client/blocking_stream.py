@@ -10,6 +10,7 @@ import grpc
 from triptych.client.answer import Answer, joined
 from triptych.client.attempts import Attempts, RequestT, remaining
 from triptych.client.errors import TriptychError, cancelled, cut_off, from_rpc_error
+from triptych.client.pauses import Pause
 from triptych.client.received import ResponseT
 
 _Response_co = TypeVar("_Response_co", covariant=True)
@@ -65,9 +66,11 @@ class Stream(Generic[RequestT, ResponseT]):
         self,
         opening: Opening[RequestT, ResponseT],
         attempts: Attempts[RequestT, ResponseT],
+        pause: Pause,
     ) -> None:
         self._cancelled = threading.Event()
         self._opening = opening
+        self._pause = pause
         self._attempts = attempts
         self._call = self._opened()
 
@@ -121,7 +124,7 @@ class Stream(Generic[RequestT, ResponseT]):
     def _try_again(self, error: TriptychError) -> None:
         if self._cancelled.is_set():
             raise cancelled() from error
-        self._cancelled.wait(self._attempts.wait_after(error))
+        self._pause(self._attempts.wait_after(error), error.retry_after, self._cancelled)
         if self._cancelled.is_set():
             raise cancelled() from error
         self._call = self._opened()

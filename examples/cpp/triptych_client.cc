@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "google/rpc/error_details.pb.h"
@@ -25,10 +26,41 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Opt
   // gRPC's own pace (1 s, then up to 2 minutes) would fail all attempts of one policy.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  // So long a connection may take to be made; gRPC's own 20 s would be spent on a host that is
+  // gone.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   if (!options.authority.empty()) {
     arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, options.authority);
   }
   return grpc::CreateCustomChannel(address, options.credentials, arguments);
+}
+
+uint64_t RandomSeed() {
+  std::random_device random;  // 32 bits at a time
+  return uint64_t{random()} << 32 | random();
+}
+
+// So that the same request has the same answer.
+void SetSeed(v1::SamplingParams* params) {
+  if (!params->has_seed() && !params->has_beam()) params->set_seed(RandomSeed());
+}
+
+// What to send so long after the first attempt: its time-out counts from its arrival.
+template <class Request>
+Request Later(Request request, Milliseconds spent) {
+  if (!request.has_timeout_ms() || spent.count() == 0) return request;
+  if (spent.count() >= request.timeout_ms()) {
+    throw Error(grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "timeout_ms passed"));
+  }
+  request.set_timeout_ms(request.timeout_ms() - spent.count());
+  return request;
+}
+
+grpc::Status SessionEnded() { return {grpc::StatusCode::UNAVAILABLE, "the session has ended"}; }
+
+void SetError(v1::SessionEvent* event, const Error& error) {
+  event->mutable_error()->set_code(error.code());
+  event->mutable_error()->set_message(error.what());
 }
 
 }  // namespace
@@ -72,10 +104,34 @@ std::optional<Milliseconds> RetryPolicy::Wait(int failures, const Error& error) 
   return asked + Milliseconds(std::uniform_int_distribution<int64_t>(backoff / 2, backoff)(random));
 }
 
-Session::Session(v1::InferenceService::Stub* stub) : stream_(stub->Session(&context_)) {}
+grpc::Status CutOff() {
+  return {grpc::StatusCode::UNAVAILABLE, "the stream ended before its answer did"};
+}
+
+void WaitToReconnect(grpc::Channel* channel, Milliseconds wait, const Error& error,
+                     const std::atomic<bool>& cancelled) {
+  constexpr Milliseconds kCancelNoticed{50};  // within this
+  auto now = std::chrono::system_clock::now();
+  bool was_down = false;
+  // Not asleep: a channel connects again only while somebody waits for something of it.
+  for (const auto end = now + wait; now < end && !cancelled;
+       now = std::chrono::system_clock::now()) {
+    const grpc_connectivity_state state = channel->GetState(true);
+    was_down = was_down || state != GRPC_CHANNEL_READY;
+    // What the engine itself asked for is waited for to the end.
+    if (was_down && state == GRPC_CHANNEL_READY && !error.retry_after()) return;
+    channel->WaitForStateChange(state, std::min(end, now + kCancelNoticed));
+  }
+}
+
+Session::Session(std::shared_ptr<grpc::Channel> channel, v1::InferenceService::Stub* stub,
+                 const Options& options)
+    : channel_(std::move(channel)), stub_(stub), retry_(options.retry), resume_(options.resume) {
+  Open();
+}
 
 Session::~Session() {
-  context_.TryCancel();
+  context_->TryCancel();
   if (finished_) return;
   for (v1::SessionResponse unread; stream_->Read(&unread);) {
   }
@@ -83,55 +139,175 @@ Session::~Session() {
 }
 
 uint64_t Session::Start(const v1::GenerateRequest& request) {
-  v1::SessionRequest message;
-  message.mutable_start()->set_id(++last_id_);
-  *message.mutable_start()->mutable_generate() = request;
-  Write(message);
-  return message.start().id();
+  v1::SessionStart start;
+  *start.mutable_generate() = request;
+  if (resume_) SetSeed(start.mutable_generate()->mutable_sampling_params());
+  return Start(std::move(start));
 }
 
 uint64_t Session::Start(const v1::ChatRequest& request) {
+  v1::SessionStart start;
+  *start.mutable_chat() = request;
+  if (resume_) SetSeed(start.mutable_chat()->mutable_sampling_params());
+  return Start(std::move(start));
+}
+
+uint64_t Session::Start(v1::SessionStart start) {
+  std::lock_guard<std::mutex> writing(writing_);
+  if (closed_ || finished_) throw Error(SessionEnded());
+  start.set_id(++last_id_);
   v1::SessionRequest message;
-  message.mutable_start()->set_id(++last_id_);
-  *message.mutable_start()->mutable_chat() = request;
-  Write(message);
-  return message.start().id();
+  *message.mutable_start() = start;
+  if (resume_) {
+    std::lock_guard<std::mutex> lock(running_mutex_);
+    running_[last_id_] = {std::move(start), Clock::now(), {}};
+  }
+  // Why it broke is for the reader, who goes on with what is running.
+  if (!stream_->Write(message) && !resume_) throw Error(SessionEnded());
+  return last_id_;
 }
 
 void Session::Cancel(uint64_t id) {
   v1::SessionRequest message;
   message.mutable_cancel()->set_id(id);
-  Write(message);
+  std::lock_guard<std::mutex> writing(writing_);
+  if (closed_ || finished_) throw Error(SessionEnded());
+  if (resume_) {
+    std::lock_guard<std::mutex> lock(running_mutex_);
+    const auto found = running_.find(id);
+    if (found != running_.end()) found->second.cancelled = true;
+  }
+  if (!stream_->Write(message) && !resume_) throw Error(SessionEnded());
 }
 
 void Session::Close() {
-  std::lock_guard<std::mutex> lock(writing_);
+  std::lock_guard<std::mutex> writing(writing_);
   if (!std::exchange(closed_, true)) stream_->WritesDone();
 }
 
 bool Session::Next(v1::SessionEvent* event) {
-  while (events_.empty()) {
+  for (;;) {
+    if (!events_.empty()) {
+      *event = std::move(events_.front());
+      events_.pop_front();
+      if (!Take(event)) continue;
+      failures_ = 0;
+      return true;
+    }
     if (finished_) return false;
+    StartRefused();
     v1::SessionResponse response;
     if (stream_->Read(&response)) {
       for (auto& each : *response.mutable_events()) events_.push_back(std::move(each));
-      continue;
+    } else {
+      GoOn(stream_->Finish());
     }
-    finished_ = true;
-    const grpc::Status status = stream_->Finish();
-    if (!status.ok()) throw Error(status);
   }
-  *event = std::move(events_.front());
-  events_.pop_front();
-  return true;
 }
 
-void Session::Write(const v1::SessionRequest& request) {
-  std::lock_guard<std::mutex> lock(writing_);
-  if (closed_ || !stream_->Write(request)) {
-    // Why it broke is for the reader: Finish may be called once.
-    throw Error(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the session has ended"));
+// Leaves in an event what is new of its request; false: nothing is.
+bool Session::Take(v1::SessionEvent* event) {
+  if (!resume_) return true;
+  try {
+    return TakeOutput(event);
+  } catch (const ResumeMismatch& mismatch) {
+    SetError(event, mismatch);
+    v1::SessionRequest message;
+    message.mutable_cancel()->set_id(event->id());
+    std::lock_guard<std::mutex> writing(writing_);
+    if (!closed_) stream_->Write(message);
+    std::lock_guard<std::mutex> lock(running_mutex_);
+    running_.erase(event->id());  // what still comes of it is left out
+    return true;
   }
+}
+
+bool Session::TakeOutput(v1::SessionEvent* event) {
+  std::lock_guard<std::mutex> lock(running_mutex_);
+  const auto found = running_.find(event->id());
+  if (found == running_.end()) return false;
+  Running& running = found->second;
+  bool is_new = true;
+  if (event->has_output()) is_new = running.received.Take(event->mutable_output());
+  if (event->has_chat()) is_new = running.received.Take(event->mutable_chat());
+  if (event->has_error() && running.again) {
+    // Of one that had been taken before, this is a part of the break.
+    if (const auto wait = retry_.Wait(++running.failures, Error(event->error()))) {
+      refused_.emplace_back(Clock::now() + *wait, event->id());
+      return false;
+    }
+  }
+  if (is_new) running.failures = 0;
+  if (event->has_error() || running.received.complete()) running_.erase(found);
+  return is_new;
+}
+
+// The others' events wait meanwhile: their engine is as new as that of these.
+void Session::StartRefused() {
+  for (; !refused_.empty(); refused_.pop_front()) {
+    std::this_thread::sleep_until(refused_.front().first);
+    std::lock_guard<std::mutex> writing(writing_);
+    if (closed_) continue;  // this stream ends without them, and they are started on the next one
+    std::lock_guard<std::mutex> lock(running_mutex_);
+    const auto found = running_.find(refused_.front().second);
+    if (found != running_.end()) StartAgain(&found->second);
+  }
+}
+
+void Session::Open() {
+  stream_.reset();  // before the context that it is of
+  context_ = std::make_unique<grpc::ClientContext>();
+  stream_ = stub_->Session(context_.get());
+  opened_ = Clock::now();
+}
+
+// After the stream has ended: opens another one where it should. Throws Error to give up.
+void Session::GoOn(const grpc::Status& status) {
+  std::unique_lock<std::mutex> writing(writing_);
+  std::unique_lock<std::mutex> lock(running_mutex_);
+  const bool idle = running_.empty();
+  lock.unlock();
+  finished_ = (status.ok() || (resume_ && closed_)) && idle;
+  if (finished_) return;
+  const Error error(status.ok() ? CutOff() : status);
+  if (idle && Clock::now() - opened_ > retry_.longest_wait) failures_ = 0;  // a row ends here
+  const auto wait = resume_ ? retry_.Wait(++failures_, error) : std::nullopt;
+  if (!wait) {
+    finished_ = true;
+    throw error;
+  }
+  writing.unlock();
+  WaitToReconnect(channel_.get(), *wait, error, finished_);
+  writing.lock();
+  Open();
+  lock.lock();
+  refused_.clear();
+  for (auto& [id, running] : running_) StartAgain(&running);
+  if (closed_) stream_->WritesDone();
+}
+
+void Session::StartAgain(Running* running) {
+  const v1::SessionStart& start = running->start;
+  const auto spent = std::chrono::duration_cast<Milliseconds>(Clock::now() - running->began);
+  running->again = true;
+  running->received.Again();
+  v1::SessionRequest message, cancel;
+  message.mutable_start()->set_id(start.id());
+  cancel.mutable_cancel()->set_id(start.id());
+  try {
+    if (start.has_chat()) {
+      *message.mutable_start()->mutable_chat() = Later(start.chat(), spent);
+    } else {
+      *message.mutable_start()->mutable_generate() = Later(start.generate(), spent);
+    }
+  } catch (const Error& error) {  // too late
+    SetError(&events_.emplace_back(), error);
+    events_.back().set_id(start.id());
+    return;
+  }
+  // Where the stream has broken again, Next finds out.
+  stream_->Write(message);
+  if (running->cancelled) stream_->Write(cancel);
 }
 
 Client::Client(const std::string& address, Options options)
@@ -141,21 +317,27 @@ Client::Client(const std::string& address, Options options)
 
 Stream<v1::GenerateResponse> Client::Generate(v1::GenerateRequest request,
                                               std::optional<Milliseconds> timeout) {
-  auto opening = [stub = stub_.get(), request = std::move(request)](grpc::ClientContext* context) {
-    return stub->Generate(context, request);
+  if (options_.resume) SetSeed(request.mutable_sampling_params());
+  auto opening = [stub = stub_.get(), request = std::move(request)](grpc::ClientContext* context,
+                                                                    Milliseconds spent) {
+    return stub->Generate(context, Later(request, spent));
   };
-  return {channel_, std::move(opening), DeadlineOf(timeout), options_.retry};
+  return {channel_, std::move(opening), DeadlineOf(timeout), options_};
 }
 
 Stream<v1::ChatResponse> Client::Chat(v1::ChatRequest request,
                                       std::optional<Milliseconds> timeout) {
-  auto opening = [stub = stub_.get(), request = std::move(request)](grpc::ClientContext* context) {
-    return stub->Chat(context, request);
+  if (options_.resume) SetSeed(request.mutable_sampling_params());
+  auto opening = [stub = stub_.get(), request = std::move(request)](grpc::ClientContext* context,
+                                                                    Milliseconds spent) {
+    return stub->Chat(context, Later(request, spent));
   };
-  return {channel_, std::move(opening), DeadlineOf(timeout), options_.retry};
+  return {channel_, std::move(opening), DeadlineOf(timeout), options_};
 }
 
-std::unique_ptr<Session> Client::OpenSession() { return std::make_unique<Session>(stub_.get()); }
+std::unique_ptr<Session> Client::OpenSession() {
+  return std::make_unique<Session>(channel_, stub_.get(), options_);
+}
 
 std::vector<uint32_t> Client::Tokenize(const std::string& text) {
   v1::TokenizeRequest request;

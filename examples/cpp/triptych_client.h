@@ -9,7 +9,7 @@
 //
 // Requests and responses are the generated messages of protos/triptych/v1. Whatever fails throws
 // triptych::Error. A stream or session that goes out of scope is cancelled, and the engine frees
-// what it held within one step.
+// what it held within one step. An answer whose connection breaks goes on over the next one.
 
 #pragma once
 
@@ -21,14 +21,17 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "triptych/v1/inference.grpc.pb.h"
+#include "triptych_received.h"
 
 namespace triptych {
 
@@ -59,7 +62,16 @@ class Error : public std::runtime_error {
   std::optional<Milliseconds> retry_after_;
 };
 
-// Exponential back-off with jitter, never before the time that the engine asked for.
+// After the connection broke, the engine told the answer differently (DATA_LOSS): it cannot be gone
+// on with.
+class ResumeMismatch : public Error {
+ public:
+  explicit ResumeMismatch(const std::string& what)
+      : Error(grpc::Status(grpc::StatusCode::DATA_LOSS, what)) {}
+};
+
+// Exponential back-off with jitter, never before the time that the engine asked for. Counted are
+// failures in a row that brought nothing new.
 struct RetryPolicy {
   int attempts = 8;
   Milliseconds first_wait{100};
@@ -75,23 +87,34 @@ struct Options {
   std::string authority;  // of the calls; empty: the address
   Milliseconds keepalive{20000};
   RetryPolicy retry;
+  // Go on with an answer whose connection breaks: requests without a seed get one.
+  bool resume = true;
 };
+
+// Between two attempts: so long, or until the connection is there again. Ends soon after
+// `cancelled`.
+void WaitToReconnect(grpc::Channel* channel, Milliseconds wait, const Error& error,
+                     const std::atomic<bool>& cancelled);
+
+// What a stream ended with that said OK too early.
+grpc::Status CutOff();
 
 // The pieces of one answer. Read from one thread; Cancel from any.
 template <class Response>
 class Stream {
  public:
   using Reader = std::unique_ptr<grpc::ClientReader<Response>>;
-  using Opening = std::function<Reader(grpc::ClientContext*)>;
-  static constexpr Milliseconds kCancelNoticed{50};  // within this, between two attempts
+  // Begins an attempt, so long after the first one.
+  using Opening = std::function<Reader(grpc::ClientContext*, Milliseconds)>;
 
   Stream(std::shared_ptr<grpc::Channel> channel, Opening opening, Deadline deadline,
-         RetryPolicy retry)
+         const Options& options)
       : state_(std::make_unique<State>()),
         channel_(std::move(channel)),
         opening_(std::move(opening)),
         deadline_(deadline),
-        retry_(retry) {
+        retry_(options.retry),
+        resume_(options.resume) {
     Open();
   }
   Stream(Stream&&) noexcept = default;
@@ -101,19 +124,21 @@ class Stream {
     Finish();
   }
 
-  // The next piece; false at the end. A call that was refused before it brought anything is sent
-  // again as the policy says. Throws Error, with CANCELLED after Cancel.
+  // The next piece; false at the end. A call that was refused, or whose connection broke, is sent
+  // again as the policy says, and what comes again is left out. Throws Error, with CANCELLED after
+  // Cancel.
   bool Read(Response* response) {
-    while (!ended_) {
+    while (!ended_ && !received_.complete()) {
       if (reader_->Read(response)) {
-        received_ = true;
+        if (!Take(response)) continue;
+        failures_ = 0;
         return true;
       }
       const grpc::Status status = Finish();
-      if (status.ok()) break;
-      Wait(Error(status));
+      Wait(status.ok() ? Error(CutOff()) : Error(status));
       Open();
     }
+    Finish();
     return false;
   }
 
@@ -132,12 +157,29 @@ class Stream {
   };
 
   void Open() {
+    using std::chrono::duration_cast;
+    const auto spent = duration_cast<Milliseconds>(std::chrono::steady_clock::now() - began_);
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->context = std::make_unique<grpc::ClientContext>();
     if (deadline_) state_->context->set_deadline(*deadline_);
     if (state_->cancelled) state_->context->TryCancel();
-    reader_ = opening_(state_->context.get());
+    reader_ = opening_(state_->context.get(), spent);
     ended_ = false;
+  }
+
+  // Whether anything of it is new.
+  bool Take(Response* response) {
+    if (!resume_) {
+      received_.PassOn(*response);
+      return true;
+    }
+    try {
+      return received_.Take(response);
+    } catch (const ResumeMismatch&) {  // nothing more of such an answer is read
+      Cancel();
+      Finish();
+      throw;
+    }
   }
 
   // Ends the call, for good unless it is opened again.
@@ -154,15 +196,12 @@ class Stream {
   }
 
   void Wait(const Error& error) {
-    const auto wait = received_ ? std::nullopt : retry_.Wait(++failures_, error);
-    auto now = std::chrono::system_clock::now();
-    if (!wait || (deadline_ && now + *wait >= *deadline_)) throw error;
-    // Not asleep: a channel connects again only while somebody waits for something of it.
-    for (const auto end = now + *wait; now < end && !state_->cancelled;
-         now = std::chrono::system_clock::now()) {
-      channel_->WaitForStateChange(channel_->GetState(true), std::min(end, now + kCancelNoticed));
-    }
+    const bool again = resume_ || !received_.any();
+    const auto wait = again ? retry_.Wait(++failures_, error) : std::nullopt;
+    if (!wait || (deadline_ && std::chrono::system_clock::now() + *wait >= *deadline_)) throw error;
+    WaitToReconnect(channel_.get(), *wait, error, state_->cancelled);
     if (state_->cancelled) throw Error(grpc::Status(grpc::StatusCode::CANCELLED, "cancelled"));
+    received_.Again();
   }
 
   std::unique_ptr<State> state_;
@@ -170,42 +209,79 @@ class Stream {
   Opening opening_;
   Deadline deadline_;
   RetryPolicy retry_;
+  bool resume_;
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  Received received_;
   Reader reader_;
-  bool received_ = false;
   bool ended_ = true;
   int failures_ = 0;
 };
 
 // Many requests on one stream: the cheap form for sidecars. Start and Cancel from any thread; Next
-// from one. Not movable: hold it where it is made.
+// from one. When the stream breaks, Next starts all requests again and goes on with their answers.
+// Not movable: hold it where it is made.
 class Session {
  public:
-  explicit Session(v1::InferenceService::Stub* stub);
+  Session(std::shared_ptr<grpc::Channel> channel, v1::InferenceService::Stub* stub,
+          const Options& options);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
   ~Session();
 
-  // Returns the request's id, which its events carry. Throws Error when the stream has broken.
+  // Returns the request's id, which its events carry. Throws Error when the session has ended.
   uint64_t Start(const v1::GenerateRequest& request);
   uint64_t Start(const v1::ChatRequest& request);
   // The request ends with FINISH_REASON_ABORT.
   void Cancel(uint64_t id);
   // No more requests; those that run end, then Next returns false.
   void Close();
-  // The next event of any request. An `error` event ends its request only. Throws Error when the
-  // whole stream breaks: then all of its requests are gone.
+  // The next event of any request. An `error` event ends its request only; one with DATA_LOSS is
+  // what ResumeMismatch is of a stream. Throws Error when the session cannot go on: then all of its
+  // requests are gone.
   bool Next(v1::SessionEvent* event);
 
  private:
-  void Write(const v1::SessionRequest& request);
+  using Clock = std::chrono::steady_clock;
+  using Requests = grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>;
 
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>> stream_;
-  std::mutex writing_;
+  // A request that has not ended, and what it takes to send it again. Only where that is wanted.
+  struct Running {
+    v1::SessionStart start;
+    Clock::time_point began;
+    Received received;
+    bool cancelled = false;
+    bool again = false;  // it has been started again
+    int failures = 0;    // since then, in a row
+  };
+
+  uint64_t Start(v1::SessionStart start);
+  void Open();
+  bool Take(v1::SessionEvent* event);
+  bool TakeOutput(v1::SessionEvent* event);
+  void GoOn(const grpc::Status& status);
+  void StartAgain(Running* running);
+  void StartRefused();
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  v1::InferenceService::Stub* const stub_;
+  const RetryPolicy retry_;
+  const bool resume_;
+
+  std::mutex writing_;  // of the stream; taken before running_mutex_
+  std::unique_ptr<grpc::ClientContext> context_;
+  std::unique_ptr<Requests> stream_;
   bool closed_ = false;
-  std::atomic<uint64_t> last_id_{0};
+  uint64_t last_id_ = 0;
+
+  std::mutex running_mutex_;
+  std::map<uint64_t, Running> running_;
+
+  // Next's alone.
   std::deque<v1::SessionEvent> events_;
-  bool finished_ = false;
+  std::deque<std::pair<Clock::time_point, uint64_t>> refused_;  // to be started again then
+  Clock::time_point opened_;
+  int failures_ = 0;
+  std::atomic<bool> finished_{false};
 };
 
 // One channel to an engine; from any thread.

@@ -15,6 +15,7 @@ from source_tree import REPO
 
 EXAMPLES = REPO / "examples"
 BUILD = REPO / "build" / "examples"
+RELAYS = REPO / "tests" / "support" / "relays"
 PROTOS = REPO / "protos" / "triptych" / "v1"
 LAYOUT = (REPO / "engine_core" / "layout.py", REPO / "scripts" / "layout_header.py")
 GO_LIBRARIES = Path("/usr/share/gocode")  # where Debian keeps them
@@ -37,7 +38,7 @@ def without_numpy(program: list[str]) -> list[str]:
 
 
 def cpp_program(name: str = "example") -> list[str]:
-    """Also "own_sampler". Skips where the tools are missing, saying which."""
+    """Also "own_sampler", "relay". Skips where the tools are missing, saying which."""
     _need("g++", "cmake", "protoc", "grpc_cpp_plugin")
     if not any(Path(each, "grpcpp").is_dir() for each in ("/usr/include", "/usr/local/include")):
         pytest.skip("grpc++ is missing: apt install libgrpc++-dev")
@@ -49,6 +50,7 @@ def cpp_program(name: str = "example") -> list[str]:
     configure = [
         "cmake", "-S", str(EXAMPLES / "cpp"), "-B", str(folder), "-DCMAKE_BUILD_TYPE=Debug",
         f"-DGOOGLEAPIS_PROTOS={protos}", "-DCMAKE_CXX_FLAGS=-g0 -Werror",
+        f"-DTRIPTYCH_PROGRAM={RELAYS / 'relay.cc'}",
     ]  # fmt: skip
     jobs = str(min(4, len(os.sched_getaffinity(0))))
     compile_it = ["cmake", "--build", str(folder), "-j", jobs]
@@ -56,30 +58,38 @@ def cpp_program(name: str = "example") -> list[str]:
     return [str(folder / name)]
 
 
-def go_program() -> list[str]:
-    """Skips where the tools are missing, saying which."""
+def go_program(name: str = "example") -> list[str]:
+    """Also "relay". Skips where the tools are missing, saying which."""
     _need("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")
-    for name in ("google.golang.org/grpc", "google.golang.org/genproto"):
-        if not (GO_LIBRARIES / "src" / name).is_dir():
-            pytest.skip(f"Go's {name} is not in {GO_LIBRARIES}: see examples/go/README.md")
+    for needed in ("google.golang.org/grpc", "google.golang.org/genproto"):
+        if not (GO_LIBRARIES / "src" / needed).is_dir():
+            pytest.skip(f"Go's {needed} is not in {GO_LIBRARIES}: see examples/go/README.md")
     folder = BUILD / "go"
     ours = folder / "gopath" / "src" / "triptych.dev"
-    link = ours / "examples" / "go"
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(EXAMPLES / "go")
+    packages = {"example": "examples/go/cmd/example", "relay": "relay"}
+    _link(ours / "examples" / "go", EXAMPLES / "go")
+    _link(ours / "relay", RELAYS / "go")
     go = [
         "env", "GO111MODULE=off", "GOFLAGS=", f"GOCACHE={folder / 'cache'}",
         f"GOPATH={folder / 'gopath'}:{GO_LIBRARIES}", "go",
     ]  # fmt: skip
-    package = "triptych.dev/examples/go"
+    vetted = [f"triptych.dev/{each}" for each in ("examples/go/triptych", *packages.values())]
     commands = [
         [str(EXAMPLES / "go" / "generate.sh"), str(ours / "gen")],
-        [*go, "vet", f"{package}/triptych", f"{package}/cmd/example"],
-        [*go, "build", "-o", str(folder / "example"), f"{package}/cmd/example"],
+        [*go, "vet", *vetted],
+        *(
+            [*go, "build", "-o", str(folder / each), f"triptych.dev/{package}"]
+            for each, package in packages.items()
+        ),
     ]
     _build("go", commands)
-    return [str(folder / "example")]
+    return [str(folder / name)]
+
+
+def _link(link: Path, folder: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder)
 
 
 def _need(*programs: str) -> None:
@@ -93,8 +103,10 @@ def _build(name: str, commands: Sequence[Sequence[str]]) -> None:
     folder = BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     stamp = folder / "built-from"
-    digest = _digest([*(EXAMPLES / name).rglob("*"), *PROTOS.glob("*.proto"), *LAYOUT], commands)
-    if stamp.exists() and stamp.read_text() == digest and (folder / "example").exists():
+    sources = [*(EXAMPLES / name).rglob("*"), *RELAYS.rglob("*"), *PROTOS.glob("*.proto"), *LAYOUT]
+    digest = _digest(sources, commands)
+    made = (folder / "example", folder / "relay")
+    if stamp.exists() and stamp.read_text() == digest and all(each.exists() for each in made):
         return
     for command in commands:
         done = subprocess.run(

@@ -71,7 +71,7 @@ class _Servicer(inference_pb2_grpc.InferenceServiceServicer):
     def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: grpc.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
-        self._end(self._engine.acts.get(timeout=10), context)
+        self._end(self._engine.acts.get(timeout=30), context)
         return inference_pb2.TokenizeResponse(token_ids=request.text.encode())
 
     def Detokenize(  # noqa: N802
@@ -96,10 +96,12 @@ class _Servicer(inference_pb2_grpc.InferenceServiceServicer):
                 self._engine.session_cancels.put(request.cancel.id)
                 continue
             start = request.start
-            act = self._engine.acts.get(timeout=10)
+            act = self._engine.acts.get(timeout=30)
             self._engine.requests.append(start.chat if start.HasField("chat") else start.generate)
             for response in act.responses:
                 yield inference_pb2.SessionResponse(events=[_event(start.id, response)])
+            if act.hold is not None:
+                act.hold.wait(30)
             if act.error is not None:
                 yield inference_pb2.SessionResponse(
                     events=[_failure(start.id, to_status(act.error))]
@@ -108,13 +110,14 @@ class _Servicer(inference_pb2_grpc.InferenceServiceServicer):
                 context.abort(act.bare, "the session breaks")
 
     def _act(self, request: Request, context: grpc.ServicerContext) -> Iterator[Response]:
-        act = self._engine.acts.get(timeout=10)
-        self._engine.requests.append(request)
+        act = self._engine.acts.get(timeout=30)
+        if not context.add_callback(self._engine.cancelled.set):
+            self._engine.cancelled.set()  # it has ended already
         self._engine.metadata.append(dict(context.invocation_metadata()))
-        context.add_callback(self._engine.cancelled.set)
+        self._engine.requests.append(request)
         yield from act.responses
         if act.hold is not None:
-            act.hold.wait(10)
+            act.hold.wait(30)
         self._end(act, context)
 
     def _end(self, act: Act, context: grpc.ServicerContext) -> None:

@@ -31,13 +31,19 @@ def run(body: Callable[[FakeEngine, AsyncClient], Awaitable[None]], *acts: Act) 
     """Run the body with a client of a service that has these acts."""
 
     async def inner(engine: FakeEngine) -> None:
-        options = ClientOptions(timeout=20, retry=QUICK)
-        async with AsyncClient(engine.address, options) as client, asyncio.timeout(60):
+        options = ClientOptions(timeout=60, retry=QUICK)
+        async with AsyncClient(engine.address, options) as client, asyncio.timeout(100):
             await body(engine, client)
 
     with fake_engine() as engine:
         engine.expect(*acts)
         asyncio.run(inner(engine))
+
+
+async def asked(engine: FakeEngine, requests: int) -> None:
+    """Until so many have come to the service."""
+    while len(engine.requests) < requests:
+        await asyncio.sleep(0.005)
 
 
 def test_pieces_and_whole_answers() -> None:
@@ -77,7 +83,7 @@ def test_leaving_a_stream_cancels_it() -> None:
     async def body(engine: FakeEngine, client: AsyncClient) -> None:
         async with client.generate("x") as stream:
             assert (await anext(stream)).text == "abc"
-        assert await asyncio.to_thread(engine.cancelled.wait, 10)
+        assert await asyncio.to_thread(engine.cancelled.wait, 30)
         with pytest.raises(Cancelled):
             await anext(stream)
         hold.set()
@@ -97,7 +103,7 @@ def test_cancel_from_another_task_and_of_the_task_itself() -> None:
 
         both = client.generate("x")
         task = asyncio.create_task(both.answer())
-        await asyncio.sleep(0.1)
+        await asked(engine, 2)
         both.cancel()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):  # the task's own is never swallowed
@@ -105,11 +111,11 @@ def test_cancel_from_another_task_and_of_the_task_itself() -> None:
 
         engine.cancelled.clear()
         task = asyncio.create_task(client.generate("x").answer())
-        await asyncio.sleep(0.1)
+        await asked(engine, 3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await asyncio.to_thread(engine.cancelled.wait, 10)
+        assert await asyncio.to_thread(engine.cancelled.wait, 30)
         hold.set()
 
     run(body, *[Act(told("abc", end=False), hold=hold)] * 3)
@@ -119,7 +125,7 @@ def test_a_deadline_and_a_cancelled_wait() -> None:
     hold = threading.Event()
 
     async def body(engine: FakeEngine, client: AsyncClient) -> None:
-        stream = client.generate("x", timeout=0.2)
+        stream = client.generate("x", timeout=1.5)
         assert (await anext(stream)).text == "abc"
         with pytest.raises(DeadlineExceeded):
             await anext(stream)
@@ -158,8 +164,8 @@ def test_a_session() -> None:
             cancelled.cancel()
             with pytest.raises(Cancelled):
                 await anext(cancelled)
-            assert await asyncio.to_thread(engine.session_cancels.get, timeout=10) == 4
-            late = session.generate("4", timeout=0.2)
+            assert await asyncio.to_thread(engine.session_cancels.get, timeout=30) == 4
+            late = session.generate("4", timeout=1.0)
             with pytest.raises(DeadlineExceeded):
                 await late.answer()
             assert engine.sessions == 1

@@ -43,7 +43,7 @@ def engine() -> Iterator[FakeEngine]:
 
 @pytest.fixture
 def client(engine: FakeEngine) -> Iterator[Client]:
-    with Client(engine.address, ClientOptions(timeout=20, retry=QUICK)) as client:
+    with Client(engine.address, ClientOptions(timeout=60, retry=QUICK)) as client:
         yield client
 
 
@@ -163,7 +163,7 @@ def test_a_given_seed_is_kept(engine: FakeEngine, client: Client) -> None:
 
 def test_without_resume_a_broken_stream_ends(engine: FakeEngine) -> None:
     engine.expect(Act(error=DOWN), Act(told("abc", end=False), bare=grpc.StatusCode.UNAVAILABLE))
-    options = ClientOptions(timeout=20, retry=QUICK, resume=False)
+    options = ClientOptions(timeout=60, retry=QUICK, resume=False)
     with Client(engine.address, options) as client:
         stream = client.generate("x")
         assert next(stream).text == "abc"  # the refusal before anything came was tried again
@@ -194,7 +194,7 @@ def test_leaving_a_stream_cancels_it(engine: FakeEngine, client: Client) -> None
     engine.expect(Act(told("abc", end=False), hold=hold))
     with client.generate("x") as stream:
         assert next(stream).text == "abc"
-    assert engine.cancelled.wait(10)
+    assert engine.cancelled.wait(30)
     with pytest.raises(Cancelled):
         next(stream)
     hold.set()
@@ -205,7 +205,7 @@ def test_a_stream_that_nobody_holds_is_cancelled(engine: FakeEngine, client: Cli
     engine.expect(Act(told("abc", end=False), hold=hold))
     for _ in client.generate("x"):
         break
-    assert engine.cancelled.wait(10)
+    assert engine.cancelled.wait(30)
     hold.set()
 
 
@@ -234,7 +234,7 @@ def test_cancel_ends_a_wait_too(engine: FakeEngine) -> None:
 def test_a_deadline(engine: FakeEngine, client: Client) -> None:
     hold = threading.Event()
     engine.expect(Act(told("abc", end=False), hold=hold))
-    stream = client.generate("x", timeout=0.2)
+    stream = client.generate("x", timeout=1.5)
     assert next(stream).text == "abc"
     with pytest.raises(DeadlineExceeded):
         next(stream)
@@ -284,12 +284,12 @@ def test_tls_and_the_name_that_is_asked_for(tmp_path: Path) -> None:
     trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
     with fake_engine(grpc.ssl_server_credentials(pair)) as engine:
         engine.expect(Act(told("ok")))
-        named = ClientOptions(timeout=20, retry=QUICK, credentials=trusted, authority=name)
+        named = ClientOptions(timeout=60, retry=QUICK, credentials=trusted, authority=name)
         with Client(engine.address, named) as client:
             assert client.generate("x").answer().text == "ok"
         for options in (
-            ClientOptions(timeout=20, retry=QUICK, credentials=trusted),  # of another name
-            ClientOptions(timeout=20, retry=QUICK),
+            ClientOptions(timeout=60, retry=QUICK, credentials=trusted),  # of another name
+            ClientOptions(timeout=60, retry=QUICK),
         ):
             with Client(engine.address, options) as client, pytest.raises(Unavailable):
                 client.generate("x").answer()
@@ -297,7 +297,7 @@ def test_tls_and_the_name_that_is_asked_for(tmp_path: Path) -> None:
 
 def test_metadata_goes_with_every_call(engine: FakeEngine) -> None:
     engine.expect(Act(told("ok")))
-    options = ClientOptions(timeout=20, metadata=(("authorization", "Bearer x"),))
+    options = ClientOptions(timeout=60, metadata=(("authorization", "Bearer x"),))
     with Client(engine.address, options) as client:
         client.generate("x").answer()
     assert engine.metadata[0]["authorization"] == "Bearer x"

@@ -1,7 +1,7 @@
 // Package triptych is a small client of Triptych's InferenceService.
 //
 //	client, err := triptych.Dial("127.0.0.1:50051")
-//	stream, err := client.Generate(ctx, &pb.GenerateRequest{
+//	stream := client.Generate(ctx, &pb.GenerateRequest{
 //		Prompt: &pb.GenerateRequest_Text{Text: "Once upon a time"},
 //	})
 //	defer stream.Close()
@@ -11,25 +11,28 @@
 //	}
 //
 // Requests and responses are the generated messages of protos/triptych/v1. Failures are *Error.
-// Deadlines and cancellation are the context's; the engine frees everything within one step.
+// Deadlines and cancellation are the context's; the engine frees everything within one step. An answer
+// whose connection breaks goes on over the next one.
 package triptych
 
 import (
 	"context"
-	"io"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
 
 	pb "triptych.dev/gen/triptych/v1"
 )
 
 // Client is one channel to an engine, for any number of goroutines.
 type Client struct {
-	// Retry may be changed before the first call.
+	// Retry and Resume may be changed before the first call.
 	Retry RetryPolicy
+	// Resume: go on with an answer whose connection breaks. Requests without a seed get one.
+	Resume bool
 
 	conn *grpc.ClientConn
 	stub pb.InferenceServiceClient
@@ -59,7 +62,8 @@ func Dial(address string, options ...grpc.DialOption) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{Retry: DefaultRetryPolicy, conn: conn, stub: pb.NewInferenceServiceClient(conn)}, nil
+	client := &Client{Retry: DefaultRetryPolicy, Resume: true, conn: conn, stub: pb.NewInferenceServiceClient(conn)}
+	return client, nil
 }
 
 // Close ends whatever still runs.
@@ -67,15 +71,25 @@ func (c *Client) Close() error { return c.conn.Close() }
 
 // Generate completes a prompt. The stream is under way when you get it.
 func (c *Client) Generate(ctx context.Context, request *pb.GenerateRequest) *Stream[*pb.GenerateResponse] {
-	return newStream(ctx, c.Retry, func(ctx context.Context) (receiver[*pb.GenerateResponse], error) {
-		return c.stub.Generate(ctx, request)
+	sent := proto.Clone(request).(*pb.GenerateRequest)
+	prepare := c.preparing(&sent.SamplingParams, &sent.TimeoutMs)
+	return newStream(ctx, c, func(ctx context.Context, spent time.Duration) (receiver[*pb.GenerateResponse], error) {
+		if err := prepare(spent); err != nil {
+			return nil, err
+		}
+		return c.stub.Generate(ctx, sent)
 	})
 }
 
 // Chat streams the assistant's turn after the messages.
 func (c *Client) Chat(ctx context.Context, request *pb.ChatRequest) *Stream[*pb.ChatResponse] {
-	return newStream(ctx, c.Retry, func(ctx context.Context) (receiver[*pb.ChatResponse], error) {
-		return c.stub.Chat(ctx, request)
+	sent := proto.Clone(request).(*pb.ChatRequest)
+	prepare := c.preparing(&sent.SamplingParams, &sent.TimeoutMs)
+	return newStream(ctx, c, func(ctx context.Context, spent time.Duration) (receiver[*pb.ChatResponse], error) {
+		if err := prepare(spent); err != nil {
+			return nil, err
+		}
+		return c.stub.Chat(ctx, sent)
 	})
 }
 
@@ -86,56 +100,4 @@ func (c *Client) Tokenize(ctx context.Context, text string) ([]uint32, error) {
 		return nil, errorOf(err)
 	}
 	return response.GetTokenIds(), nil
-}
-
-type receiver[R any] interface{ Recv() (R, error) }
-
-// Stream is the pieces of one answer, for one goroutine. Close it, or end its context.
-type Stream[R any] struct {
-	ctx      context.Context
-	cancel   context.CancelFunc
-	retry    RetryPolicy
-	open     func(context.Context) (receiver[R], error)
-	call     receiver[R]
-	failed   error
-	failures int
-	received bool
-}
-
-func newStream[R any](ctx context.Context, retry RetryPolicy, open func(context.Context) (receiver[R], error)) *Stream[R] {
-	s := &Stream[R]{retry: retry, open: open}
-	s.ctx, s.cancel = context.WithCancel(ctx)
-	s.call, s.failed = open(s.ctx)
-	return s
-}
-
-// Close cancels what still runs. Nothing happens after the end.
-func (s *Stream[R]) Close() { s.cancel() }
-
-// Recv returns the next piece; io.EOF at the end, *Error where it fails. A call that was refused
-// before it brought anything is sent again as the policy says.
-func (s *Stream[R]) Recv() (R, error) {
-	for {
-		var piece R
-		err := s.failed
-		if err == nil {
-			piece, err = s.call.Recv()
-		}
-		if err == nil {
-			s.received = true
-			return piece, nil
-		}
-		if err == io.EOF {
-			s.cancel()
-			return piece, err
-		}
-		failure := errorOf(err)
-		s.failures++
-		wait, again := s.retry.wait(s.failures, failure)
-		if s.received || !again || !sleep(s.ctx, wait) {
-			s.cancel()
-			return piece, failure
-		}
-		s.call, s.failed = s.open(s.ctx)
-	}
 }

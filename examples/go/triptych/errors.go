@@ -1,6 +1,7 @@
 package triptych
 
 import (
+	"errors"
 	"time"
 
 	"github.com/golang/protobuf/proto" // takes the messages of an old genproto too
@@ -23,14 +24,26 @@ type Error struct {
 	RetryAfter time.Duration
 
 	hasRetryInfo bool
+	cause        error
 }
 
+// ErrResumeMismatch: after the connection broke, the engine told the answer differently, so that it
+// cannot be gone on with. Such an *Error (DataLoss) wraps it.
+var ErrResumeMismatch = errors.New("an answer that was told again differs")
+
 func (e *Error) Error() string { return e.Code.String() + ": " + e.Message }
+
+// Unwrap is for errors.Is.
+func (e *Error) Unwrap() error { return e.cause }
 
 // Retryable says whether the same request may succeed later: Unavailable always, ResourceExhausted
 // when it carries RetryInfo.
 func (e *Error) Retryable() bool {
 	return e.Code == codes.Unavailable || e.Code == codes.ResourceExhausted && e.hasRetryInfo
+}
+
+func mismatch(message string) *Error {
+	return &Error{Code: codes.DataLoss, Message: message, cause: ErrResumeMismatch}
 }
 
 func errorOf(err error) *Error { return errorOfStatus(status.Convert(err)) }
@@ -53,7 +66,7 @@ func errorOfStatus(s *status.Status) *Error {
 // SessionError is the error of one request of a session.
 func SessionError(failed *pb.SessionError) *Error {
 	s := &spb.Status{}
-	if err := proto.Unmarshal(failed.GetStatus(), s); err != nil {
+	if err := proto.Unmarshal(failed.GetStatus(), s); err != nil || len(failed.GetStatus()) == 0 {
 		s = &spb.Status{Code: failed.GetCode(), Message: failed.GetMessage()}
 	}
 	return errorOfStatus(status.FromProto(s))

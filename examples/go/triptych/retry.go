@@ -2,8 +2,12 @@ package triptych
 
 import (
 	"context"
-	"math/rand"
+	"crypto/rand"
+	"encoding/binary"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 )
 
 // RetryPolicy is exponential back-off with jitter, never before the time that the engine asked for.
@@ -35,21 +39,35 @@ func (p RetryPolicy) wait(failures int, err *Error) (time.Duration, bool) {
 		backoff = p.LongestWait
 	}
 	// Half of it at least, so that clients that failed together come again apart.
-	jittered := backoff/2 + time.Duration(rand.Int63n(int64(backoff/2)+1))
+	jittered := backoff/2 + time.Duration(randomUint64()%uint64(backoff/2+1))
 	return err.RetryAfter + jittered, true
 }
 
-// sleep waits, unless the context ends before or would by then.
-func sleep(ctx context.Context, wait time.Duration) bool {
+// sleep waits so long, or until the connection is there again; false: the context ends before, or
+// would by then.
+func sleep(ctx context.Context, conn *grpc.ClientConn, wait time.Duration, err *Error) bool {
 	if deadline, ok := ctx.Deadline(); ok && time.Now().Add(wait).After(deadline) {
 		return false
 	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	for wasDown := false; waiting.Err() == nil; {
+		state := conn.GetState()
+		wasDown = wasDown || state != connectivity.Ready
+		// What the engine itself asked for is waited for to the end.
+		if wasDown && state == connectivity.Ready && !err.hasRetryInfo {
+			break
+		}
+		conn.WaitForStateChange(waiting, state)
 	}
+	return ctx.Err() == nil
+}
+
+// randomUint64: math/rand of Go 1.19 begins with the same number in every process.
+func randomUint64() uint64 {
+	var bytes [8]byte
+	if _, err := rand.Read(bytes[:]); err != nil {
+		panic(err) // the system has no randomness: nothing works then
+	}
+	return binary.LittleEndian.Uint64(bytes[:])
 }
