@@ -199,7 +199,8 @@ def test_noise_in_place_of_tokens(make_engine: MakeEngine, packet: bytes) -> Non
     with undisturbed(engine, tokenizer), RawSampler(engine.run_dir) as sampler:
         sampler.claim(LEASE, 3)
         slots = [tokenizer.submit([n], 9, **outside()) for n in range(2)]
-        sampler.ready()
+        while len(sampler.asked) < 2:
+            sampler.ready()
         sampler.connection.send_packet(packet)
         tokenizer.until(lambda: tokenizer.ended(*slots))
         for slot in slots:
