@@ -10,8 +10,8 @@ SHELL := /bin/bash -o pipefail
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 PYTEST := $(PY) -P -m pytest -q -p randomly --randomly-seed=$(SEED)
-# Suites that stay within one process run on all cores, a file each (WORKERS=1: one by one); those that
-# start engines run one by one, or they would slow one another down.
+# Suites that stay within one process run on up to 8 cores, a file each (WORKERS=1: one by one); those
+# that start engines run one by one, or they would slow one another down.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 SIDE_BY_SIDE := $(PYTEST) -n $(WORKERS) --dist loadfile
 MODEL := .models/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -59,8 +59,9 @@ serve: $(BUILT) $(MODEL) ## the same engine, until Ctrl-C
 
 test: $(BUILT) $(MODEL) ## every test that this machine can run
 	@failed=0; \
-	$(SIDE_BY_SIDE) tests/unit tests/property tests/kernels tests/differential || failed=1; \
-	$(PYTEST) tests/integration tests/e2e tests/faults tests/gpu || failed=1; \
+	$(SIDE_BY_SIDE) tests/unit tests/property tests/kernels tests/differential || failed=$$?; \
+	[ $$failed -ne 2 ] || exit 2; `# Ctrl-C` \
+	$(PYTEST) tests/integration tests/e2e tests/faults tests/gpu || failed=$$?; \
 	exit $$failed
 
 check: lint types unit property ## the loop before a commit: format, lint, types, architecture, unit, property

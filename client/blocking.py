@@ -13,7 +13,7 @@ from triptych.client.blocking_session import Session
 from triptych.client.blocking_stream import RpcCall, Stream
 from triptych.client.errors import from_rpc_error
 from triptych.client.options import DEFAULT_ADDRESS, ClientOptions
-from triptych.client.pauses import pause
+from triptych.client.pauses import ProbeCall, pause
 from triptych.client.requests import (
     Messages,
     Prompt,
@@ -54,7 +54,8 @@ class Client:
         else:
             self._channel = grpc.secure_channel(address, self.options.credentials, arguments)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
-        self._pause = partial(pause, self._channel)
+        self._probe = partial(_probe, self._stub, self._metadata)
+        self._pause = partial(pause, self._probe)
 
     def __enter__(self) -> Self:
         return self
@@ -157,3 +158,17 @@ class Client:
                 failure = from_rpc_error(error)
                 wait = failures.wait_after(failure)
             self._pause(wait, failure.retry_after, threading.Event())
+
+
+def _probe(
+    stub: inference_pb2_grpc.InferenceServiceStub,
+    metadata: tuple[tuple[str, str], ...],
+    seconds: float,
+    wait_for_ready: bool,
+) -> ProbeCall:
+    return stub.ListModels.future(
+        inference_pb2.ListModelsRequest(),
+        timeout=seconds,
+        metadata=metadata,
+        wait_for_ready=wait_for_ready,
+    )

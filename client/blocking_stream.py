@@ -9,7 +9,13 @@ import grpc
 
 from triptych.client.answer import Answer, joined
 from triptych.client.attempts import Attempts, RequestT, remaining
-from triptych.client.errors import TriptychError, cancelled, cut_off, from_rpc_error
+from triptych.client.errors import (
+    ResumeMismatch,
+    TriptychError,
+    cancelled,
+    cut_off,
+    from_rpc_error,
+)
 from triptych.client.pauses import Pause
 from triptych.client.received import ResponseT
 
@@ -59,7 +65,8 @@ class Stream(Generic[RequestT, ResponseT]):
     Iterate over it, once; or let `answer()` join them. It is under way when you get it. Leaving it
     (the end of a `with`, or the last reference) cancels what still runs.
 
-    Iterating raises TriptychError: those of its module, after the retries of the options.
+    Iterating raises TriptychError: those of its module, after the retries of the options. After
+    ResumeMismatch nothing more is read.
     """
 
     def __init__(
@@ -101,7 +108,12 @@ class Stream(Generic[RequestT, ResponseT]):
             except TriptychError as error:
                 self._try_again(error)
                 continue
-            if (new := self._attempts.take(response)) is not None:
+            try:
+                new = self._attempts.take(response)
+            except ResumeMismatch:
+                self._call.cancel()
+                raise
+            if new is not None:
                 return new
         raise StopIteration
 

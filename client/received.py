@@ -77,7 +77,7 @@ class Received(Generic[ResponseT]):
         self.any = False
         """Whether anything has been received."""
         self.complete = False
-        """Whether the last response has been received."""
+        """Whether the last response has been received, or one that nothing can be behind."""
 
     def again(self) -> None:
         """The answer is told from its beginning once more."""
@@ -93,10 +93,17 @@ class Received(Generic[ResponseT]):
         return response
 
     def take(self, response: ResponseT) -> ResponseT | None:
-        """What is new of a response; None where nothing is. Raises ResumeMismatch."""
+        """What is new of a response; None where nothing is.
+
+        Raises ResumeMismatch, which is the end: what is counted is out of step then.
+        """
         choice = self._choices[response.index]
-        known = _Known.of(response, choice, self._prompt_logprobs)
-        ended_before = _check_end(response, choice)
+        try:
+            known = _Known.of(response, choice, self._prompt_logprobs)
+            ended_before = _check_end(response, choice)
+        except ResumeMismatch:
+            self.complete = True
+            raise
         self.complete |= response.HasField("usage")
         self.any = True
         if not known.any and not ended_before:

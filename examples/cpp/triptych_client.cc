@@ -132,6 +132,12 @@ Session::Session(std::shared_ptr<grpc::Channel> channel, v1::InferenceService::S
 
 Session::~Session() {
   context_->TryCancel();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leaving_ = true;
+  }
+  due_changed_.notify_one();
+  if (sender_.joinable()) sender_.join();
   if (finished_) return;
   for (v1::SessionResponse unread; stream_->Read(&unread);) {
   }
@@ -159,7 +165,7 @@ uint64_t Session::Start(v1::SessionStart start) {
   v1::SessionRequest message;
   *message.mutable_start() = start;
   if (resume_) {
-    std::lock_guard<std::mutex> lock(running_mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     running_[last_id_] = {std::move(start), Clock::now(), {}};
   }
   // Why it broke is for the reader, who goes on with what is running.
@@ -173,7 +179,7 @@ void Session::Cancel(uint64_t id) {
   std::lock_guard<std::mutex> writing(writing_);
   if (closed_ || finished_) throw Error(SessionEnded());
   if (resume_) {
-    std::lock_guard<std::mutex> lock(running_mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     const auto found = running_.find(id);
     if (found != running_.end()) found->second.cancelled = true;
   }
@@ -182,7 +188,8 @@ void Session::Cancel(uint64_t id) {
 
 void Session::Close() {
   std::lock_guard<std::mutex> writing(writing_);
-  if (!std::exchange(closed_, true)) stream_->WritesDone();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!std::exchange(closed_, true) && !IsUnsent()) stream_->WritesDone();
 }
 
 bool Session::Next(v1::SessionEvent* event) {
@@ -195,7 +202,6 @@ bool Session::Next(v1::SessionEvent* event) {
       return true;
     }
     if (finished_) return false;
-    StartRefused();
     v1::SessionResponse response;
     if (stream_->Read(&response)) {
       for (auto& each : *response.mutable_events()) events_.push_back(std::move(each));
@@ -212,18 +218,16 @@ bool Session::Take(v1::SessionEvent* event) {
     return TakeOutput(event);
   } catch (const ResumeMismatch& mismatch) {
     SetError(event, mismatch);
-    v1::SessionRequest message;
-    message.mutable_cancel()->set_id(event->id());
-    std::lock_guard<std::mutex> writing(writing_);
-    if (!closed_) stream_->Write(message);
-    std::lock_guard<std::mutex> lock(running_mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     running_.erase(event->id());  // what still comes of it is left out
+    due_.emplace(Clock::now(), v1::SessionRequest())->second.mutable_cancel()->set_id(event->id());
+    due_changed_.notify_one();
     return true;
   }
 }
 
 bool Session::TakeOutput(v1::SessionEvent* event) {
-  std::lock_guard<std::mutex> lock(running_mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   const auto found = running_.find(event->id());
   if (found == running_.end()) return false;
   Running& running = found->second;
@@ -233,8 +237,13 @@ bool Session::TakeOutput(v1::SessionEvent* event) {
   if (event->has_error() && running.again) {
     // Of one that had been taken before, this is a part of the break.
     if (const auto wait = retry_.Wait(++running.failures, Error(event->error()))) {
-      refused_.emplace_back(Clock::now() + *wait, event->id());
-      return false;
+      try {
+        due_.emplace(Clock::now() + *wait, StartAgain(&running, *wait));
+        due_changed_.notify_one();
+        return false;
+      } catch (const Error& error) {  // too late
+        SetError(event, error);
+      }
     }
   }
   if (is_new) running.failures = 0;
@@ -242,29 +251,60 @@ bool Session::TakeOutput(v1::SessionEvent* event) {
   return is_new;
 }
 
-// The others' events wait meanwhile: their engine is as new as that of these.
-void Session::StartRefused() {
-  for (; !refused_.empty(); refused_.pop_front()) {
-    std::this_thread::sleep_until(refused_.front().first);
-    std::lock_guard<std::mutex> writing(writing_);
-    if (closed_) continue;  // this stream ends without them, and they are started on the next one
-    std::lock_guard<std::mutex> lock(running_mutex_);
-    const auto found = running_.find(refused_.front().second);
-    if (found != running_.end()) StartAgain(&found->second);
+void Session::SendDue() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!leaving_) {
+    if (due_.empty()) {
+      due_changed_.wait(lock);
+    } else if (const auto at = due_.begin()->first; at > Clock::now()) {
+      due_changed_.wait_until(lock, at);
+    } else {
+      lock.unlock();
+      SendNext();
+      lock.lock();
+    }
   }
 }
+
+void Session::SendNext() {
+  std::lock_guard<std::mutex> writing(writing_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (due_.empty() || due_.begin()->first > Clock::now())
+    return;  // the stream has broken meanwhile
+  const bool unsent = IsUnsent();
+  const v1::SessionRequest message = std::move(due_.begin()->second);
+  due_.erase(due_.begin());
+  // A closed stream ends without, and what has not ended is started again on the next one.
+  if (closed_ && !unsent) return;
+  const bool last = unsent && !IsUnsent();
+  const auto found = running_.find(message.start().id());
+  const bool cancelled = found != running_.end() && found->second.cancelled;
+  lock.unlock();
+  // Where the stream has broken again, Next finds out.
+  stream_->Write(message);
+  if (cancelled) {
+    v1::SessionRequest cancel;
+    cancel.mutable_cancel()->set_id(message.start().id());
+    stream_->Write(cancel);
+  }
+  if (closed_ && last) stream_->WritesDone();
+}
+
+// Whether starts are to be sent yet that were due when the stream was opened.
+bool Session::IsUnsent() const { return !due_.empty() && due_.begin()->first <= opened_; }
 
 void Session::Open() {
   stream_.reset();  // before the context that it is of
   context_ = std::make_unique<grpc::ClientContext>();
   stream_ = stub_->Session(context_.get());
+  std::lock_guard<std::mutex> lock(mutex_);
   opened_ = Clock::now();
 }
 
 // After the stream has ended: opens another one where it should. Throws Error to give up.
 void Session::GoOn(const grpc::Status& status) {
   std::unique_lock<std::mutex> writing(writing_);
-  std::unique_lock<std::mutex> lock(running_mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   const bool idle = running_.empty();
   lock.unlock();
   finished_ = (status.ok() || (resume_ && closed_)) && idle;
@@ -281,33 +321,34 @@ void Session::GoOn(const grpc::Status& status) {
   writing.lock();
   Open();
   lock.lock();
-  refused_.clear();
-  for (auto& [id, running] : running_) StartAgain(&running);
-  if (closed_) stream_->WritesDone();
+  due_.clear();
+  for (auto& [id, running] : running_) {
+    try {
+      due_.emplace(opened_, StartAgain(&running, Milliseconds(0)));
+    } catch (const Error& error) {  // too late
+      SetError(&events_.emplace_back(), error);
+      events_.back().set_id(id);
+    }
+  }
+  if (closed_ && due_.empty()) stream_->WritesDone();
+  if (!sender_.joinable()) sender_ = std::thread(&Session::SendDue, this);
+  due_changed_.notify_one();
 }
 
-void Session::StartAgain(Running* running) {
+// What starts a request again, so much later. Throws Error when that is too late.
+v1::SessionRequest Session::StartAgain(Running* running, Milliseconds wait) {
   const v1::SessionStart& start = running->start;
-  const auto spent = std::chrono::duration_cast<Milliseconds>(Clock::now() - running->began);
+  const auto spent = std::chrono::duration_cast<Milliseconds>(Clock::now() - running->began) + wait;
   running->again = true;
   running->received.Again();
-  v1::SessionRequest message, cancel;
+  v1::SessionRequest message;
   message.mutable_start()->set_id(start.id());
-  cancel.mutable_cancel()->set_id(start.id());
-  try {
-    if (start.has_chat()) {
-      *message.mutable_start()->mutable_chat() = Later(start.chat(), spent);
-    } else {
-      *message.mutable_start()->mutable_generate() = Later(start.generate(), spent);
-    }
-  } catch (const Error& error) {  // too late
-    SetError(&events_.emplace_back(), error);
-    events_.back().set_id(start.id());
-    return;
+  if (start.has_chat()) {
+    *message.mutable_start()->mutable_chat() = Later(start.chat(), spent);
+  } else {
+    *message.mutable_start()->mutable_generate() = Later(start.generate(), spent);
   }
-  // Where the stream has broken again, Next finds out.
-  stream_->Write(message);
-  if (running->cancelled) stream_->Write(cancel);
+  return message;
 }
 
 Client::Client(const std::string& address, Options options)

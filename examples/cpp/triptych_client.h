@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -27,6 +28,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -159,10 +161,13 @@ class Stream {
   void Open() {
     using std::chrono::duration_cast;
     const auto spent = duration_cast<Milliseconds>(std::chrono::steady_clock::now() - began_);
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->context = std::make_unique<grpc::ClientContext>();
-    if (deadline_) state_->context->set_deadline(*deadline_);
-    if (state_->cancelled) state_->context->TryCancel();
+    {
+      std::lock_guard<std::mutex> lock(state_->mutex);
+      state_->context = std::make_unique<grpc::ClientContext>();
+      if (deadline_) state_->context->set_deadline(*deadline_);
+      if (state_->cancelled) state_->context->TryCancel();
+    }
+    // Which waits for a connection that is being made: Cancel must not wait as well.
     reader_ = opening_(state_->context.get(), spent);
     ended_ = false;
   }
@@ -218,8 +223,8 @@ class Stream {
 };
 
 // Many requests on one stream: the cheap form for sidecars. Start and Cancel from any thread; Next
-// from one. When the stream breaks, Next starts all requests again and goes on with their answers.
-// Not movable: hold it where it is made.
+// from one. When the stream breaks, Next has all requests started again and goes on with their
+// answers. Not movable: hold it where it is made.
 class Session {
  public:
   Session(std::shared_ptr<grpc::Channel> channel, v1::InferenceService::Stub* stub,
@@ -259,27 +264,34 @@ class Session {
   bool Take(v1::SessionEvent* event);
   bool TakeOutput(v1::SessionEvent* event);
   void GoOn(const grpc::Status& status);
-  void StartAgain(Running* running);
-  void StartRefused();
+  v1::SessionRequest StartAgain(Running* running, Milliseconds wait);
+  void SendDue();
+  void SendNext();
+  bool IsUnsent() const;
 
   const std::shared_ptr<grpc::Channel> channel_;
   v1::InferenceService::Stub* const stub_;
   const RetryPolicy retry_;
   const bool resume_;
 
-  std::mutex writing_;  // of the stream; taken before running_mutex_
+  std::mutex writing_;  // of the stream; taken before mutex_
   std::unique_ptr<grpc::ClientContext> context_;
   std::unique_ptr<Requests> stream_;
   bool closed_ = false;
   uint64_t last_id_ = 0;
 
-  std::mutex running_mutex_;
+  std::mutex mutex_;  // of the following
   std::map<uint64_t, Running> running_;
+  Clock::time_point opened_;
+  // What Next has to say, and when. A thread sends it: Next itself must read meanwhile, as the
+  // engine takes no more where too much of what it says is not read.
+  std::multimap<Clock::time_point, v1::SessionRequest> due_;
+  std::condition_variable due_changed_;
+  bool leaving_ = false;
+  std::thread sender_;  // from the first break on
 
   // Next's alone.
   std::deque<v1::SessionEvent> events_;
-  std::deque<std::pair<Clock::time_point, uint64_t>> refused_;  // to be started again then
-  Clock::time_point opened_;
   int failures_ = 0;
   std::atomic<bool> finished_{false};
 };

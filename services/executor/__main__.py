@@ -289,12 +289,16 @@ class _Process:
         )
 
     async def _watch(self) -> None:
-        """SERVING while a scheduler has us and no step is stuck; a hung one ends the process."""
+        """SERVING while a scheduler has us and no step is stuck; one that is hung, or never begun,
+        ends the process."""
         watch = self._counters.watch
         timeout = StepTimeout(self._settings.step_timeout, time.monotonic())
         while True:
             now = time.monotonic()
-            age = timeout.passed(watch.oldest_step, now)
+            step = watch.oldest_step
+            if step is None and self._worker.step_waits:
+                step = watch.progress  # another one as soon as any step ends
+            age = timeout.passed(step, now)
             if age is not None:
                 words = f"a step takes {age:.0f} s, longer than step_timeout: hung"
                 end_hung(self._run_dir, self._name, words)

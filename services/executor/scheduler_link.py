@@ -44,7 +44,8 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """A joined connection. Used by one thread; only the beats come from a thread of their own."""
+    """A joined connection. Used by one thread, but for `step_waits`; the beats come from a thread
+    of their own."""
 
     def __init__(
         self,
@@ -79,6 +80,15 @@ class Session:
                     return
                 self.taken(ready.step_id)
                 yield ready
+
+    def step_waits(self) -> bool:
+        """Whether something has come that `steps` has not taken yet. Any thread."""
+        fd = self._connection.fileno()
+        if fd < 0:  # closed
+            return False
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        return any(events & select.POLLIN for _, events in poller.poll(0))
 
     def _receive(self) -> stage_pb2.StepReady | None:
         """The step that the scheduler sent; None when it is gone, or breaks its promise."""

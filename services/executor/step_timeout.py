@@ -1,4 +1,5 @@
-"""Finds a step that takes too long, by a clock that stands still while this process does."""
+"""Finds a step that takes too long, or waits for too long, by a clock that stands still while this
+process does."""
 
 from triptych.services.runtime.silence import ListeningClock
 

@@ -64,7 +64,18 @@ class Worker:
         self._stopping = threading.Event()
         self._wake = wake_descriptor()
         self._fatal: Fatal | None = None
-        self.joined = False
+        self._session: Session | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Whether a scheduler has us."""
+        return self._session is not None
+
+    @property
+    def step_waits(self) -> bool:
+        """Whether a step has come that is not being computed yet. Any thread."""
+        session = self._session
+        return session is not None and session.step_waits()
 
     def stop(self) -> None:
         """End `run` after the step in flight. Any thread."""
@@ -102,7 +113,7 @@ class Worker:
                 session, identity = joined
                 _log.info("joined a scheduler", extra={"epoch": session.epoch})
                 beats = Beats(context, self._run_dir, identity, self._interval, self._counters.beat)
-                self.joined = True
+                self._session = session
                 if group is not None:
                     session.taken = group.begin_session(session.step_ring.inode)
                 try:
@@ -111,7 +122,7 @@ class Worker:
                     else:
                         self._serve(session, backend, draft)
                 finally:
-                    self.joined = False
+                    self._session = None
                     if group is not None:
                         group.end_session()
                     beats.stop()

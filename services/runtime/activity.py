@@ -86,6 +86,11 @@ class Watch:
             self._state = _State((), state.waits, state.progress)
 
     @property
+    def progress(self) -> float:
+        """When a step ended last, or work came to a process that had none; 0 before all that."""
+        return self._state.progress
+
+    @property
     def oldest_step(self) -> float | None:
         """When the oldest of the steps in flight could begin; None while there is none."""
         begun = self._state.begun

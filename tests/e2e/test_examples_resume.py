@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -130,6 +131,43 @@ def test_requests_of_a_session_come_later_apart(
     assert fake.sessions == (3 if close else 2)
 
 
+def test_others_go_on_while_a_request_of_a_session_waits(
+    streams: list[str], fake: FakeEngine
+) -> None:
+    fake.expect(Act(told("ab", end=False)), Act(told("vwxyz", end=False), bare=BROKEN))
+    fake.expect(Act(error=Unavailable("x", retry_after_ms=25_000)), Act(told("vwxyz!")))
+    fake.expect(Act(told("abc")))
+    request = generate_request("x")
+    command = relaying(streams, fake.address, request, "--session", "--twice", "--open")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        running.stdin.write(request.SerializeToString())
+        running.stdin.close()
+        try:
+            written = b""
+            while b"!" not in written:
+                piece = os.read(running.stdout.fileno(), 4096)
+                assert piece, written
+                written += piece
+            time.sleep(0.5)  # for one that had been sent before
+            assert len(fake.requests) == 4
+        finally:
+            running.kill()
+
+
+def test_a_session_reads_while_it_starts_again(streams: list[str], fake: FakeEngine) -> None:
+    """This engine takes the second request when all that it says of the first one is read."""
+    cuts = range(250_000, 3_000_000, 250_000)
+    whole = told("ab" + "c" * 2_999_998, *cuts)
+    fake.expect(Act(told("ab", end=False)), Act(told("ab", end=False), bare=BROKEN))
+    fake.expect(Act(whole), Act(whole))
+    request = generate_request("x" * 3_000_000)
+    responses, error = relayed(streams, fake.address, request, "--session", "--twice")
+    assert not error
+    assert sum(map(len, texts(responses))) == 6_000_000
+
+
 def test_refused_again_and_again_it_ends(relay: list[str], fake: FakeEngine) -> None:
     fake.expect(Act(told("ab", end=False), bare=BROKEN))
     fake.expect(*[Act(error=QueueFull("x", retry_after_ms=10))] * (2 * ATTEMPTS))
@@ -178,6 +216,26 @@ def test_another_answer_is_refused(
     typed = "" if "--session" in relay else "mismatch "  # an event has the code only
     assert error.startswith(f"{grpc.StatusCode.DATA_LOSS.value[0]} {typed}{named}")
     assert joined(responses) == joined(taken([first, again[:-1]]))
+
+
+def test_of_a_closed_session_only_the_one_that_differs_ends(
+    streams: list[str], fake: FakeEngine
+) -> None:
+    """Nothing may be sent any more that would cancel it."""
+    fake.expect(Act(told("ab", end=False)), Act(told("vw", end=False), bare=BROKEN))
+    fake.expect(Act(told("aX")), Act(told("vwxyz")))
+    request = generate_request("x")
+    responses, error = relayed(streams, fake.address, request, "--session", "--twice")
+    assert error.startswith(f"{grpc.StatusCode.DATA_LOSS.value[0]} text: item 1")
+    assert texts(responses) == ["ab", "vw", "xyz"]
+
+
+def test_a_cancel_ends_a_back_off(streams: list[str], fake: FakeEngine) -> None:
+    fake.expect(Act(told("ab", end=False), bare=BROKEN))
+    flags = ("--first-wait", "600000", "--longest-wait", "600000", "--cancel", "1500")
+    responses, error = relayed(streams, fake.address, generate_request("x"), *flags)
+    assert error.startswith(f"{grpc.StatusCode.CANCELLED.value[0]} ")
+    assert texts(responses) == ["ab"]
 
 
 def test_switched_off_it_ends(relay: list[str], fake: FakeEngine) -> None:

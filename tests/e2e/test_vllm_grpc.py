@@ -23,6 +23,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc as vllm_grpc
 from engine import Engine, is_serving, running_engine
 from free_port import free_ports
 from grpc_errors import refused, violations
+from leaving import until
 from small_engines import EXACT, tiny_model
 from triptych.v1 import inference_pb2
 
@@ -145,17 +146,13 @@ def test_abort_ends_with_abort_and_leaves_nothing(
 ) -> None:
     request = ask(max_tokens=1500, ignore_eos=True)
     request.request_id = "to be aborted"
-
-    def how_it_ends() -> str:
+    with engine.frozen():  # so that it does not end before
         messages = stub.Generate(request, timeout=60)
-        next(messages)
-        stub.Abort(vllm_pb2.AbortRequest(request_ids=["nobody's", "to be aborted"]))
-        (end,) = completes(list(messages))
-        engine.wait_idle()
-        return str(end.finish_reason)
-
-    # A busy machine may come too late.
-    assert "abort" in (how_it_ends() for _ in range(10))
+        until(lambda: engine.stats("scheduler").scheduler.requests_tracked == 1)
+        stub.Abort(vllm_pb2.AbortRequest(request_ids=["nobody's", "to be aborted"]), timeout=30)
+    (end,) = completes(list(messages))
+    assert end.finish_reason == "abort"
+    engine.wait_idle()
 
 
 @pytest.mark.parametrize(

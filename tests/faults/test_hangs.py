@@ -22,7 +22,7 @@ from faults import (
     wait_for,
 )
 from second_tokenizer import second_tokenizer
-from stopped_threads import busiest_thread, can_stop_threads, stopped_thread
+from stopped_threads import busiest_thread, can_stop_threads, hardest_worker, stopped_thread
 
 pytestmark = pytest.mark.faults
 
@@ -131,6 +131,19 @@ def killed_or_moving(scene: Scene, name: str, pid: int) -> bool | None:
     time.sleep(0.5)
     moving = scene.seen.total != before or not scene.open_requests()
     return moving or scene.bench.holder(name) != pid or None
+
+
+@pytest.mark.usefixtures("stoppable")
+def test_hung_between_two_steps(bench: Bench) -> None:
+    """The thread that computes never takes the next step: none is too long, and none is made."""
+    mix = bench.mixer.streams(6)
+    expected, scene = bench.undisturbed(mix)
+    pid = bench.pid("executor-0")
+    with stopped_thread(hardest_worker(pid)), bench.sent(mix, scene.seen) as sent:
+        bench.successor("executor-0", pid)
+        got = [each() for each in sent]
+    assert compare(mix, expected, got) == []
+    bench.settled()
 
 
 @pytest.mark.usefixtures("stoppable")

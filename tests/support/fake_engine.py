@@ -152,7 +152,8 @@ def fake_engine(
 ) -> Iterator[FakeEngine]:
     """Serve it, on a free port by default."""
     engine = FakeEngine()
-    server = grpc.server(ThreadPoolExecutor(16))
+    # Windows stay small: what is not read holds up whoever writes.
+    server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.http2.bdp_probe", 0)])
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Servicer(engine), server)
     if credentials is None:
         port = server.add_insecure_port(f"127.0.0.1:{port}")

@@ -42,7 +42,7 @@ class HealthTruth:
 
     def now(self) -> dict[str, bool]:
         """The last word of each mouth."""
-        return {mouth: said[-1][1] for mouth, said in self.said.items()}
+        return {mouth: said[-1][1] for mouth, said in list(self.said.items())}
 
     def lies(self, deaths: list[tuple[float, float]]) -> list[Probe]:
         """Probes that failed, but for those that ran between a death and everybody's knowing it."""

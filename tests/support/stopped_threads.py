@@ -43,18 +43,25 @@ def can_stop_threads() -> bool:
 
 def busiest_thread(pid: int) -> int:
     """The thread that computes most just now. Raises FileNotFoundError when the process is gone."""
-
-    def used() -> dict[int, int]:
-        found = {}
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-                found[int(task.name)] = int((task / "schedstat").read_text().split()[0])
-        return found
-
-    before = used()
+    before = _used(pid)
     time.sleep(_BUSY_SECONDS)
-    after = used()
+    after = _used(pid)
     return max(after, key=lambda tid: after[tid] - before.get(tid, 0))
+
+
+def hardest_worker(pid: int) -> int:
+    """The thread that has computed most so far. Raises FileNotFoundError, as `busiest_thread`."""
+    used = _used(pid)
+    return max(used, key=lambda tid: used[tid])
+
+
+def _used(pid: int) -> dict[int, int]:
+    """Of each thread, nanoseconds on a core."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found[int(task.name)] = int((task / "schedstat").read_text().split()[0])
+    return found
 
 
 @contextmanager

@@ -231,10 +231,10 @@ def test_a_template_that_never_ends_stops_the_start(
     write: Write, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
     monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.1)
-    started = time.monotonic()
+    started = time.process_time()  # whatever else the machine does
     with pytest.raises((StartupError, InvalidRequest), match="template"):
         write(body).encode_chat(chat("x"))
-    assert time.monotonic() - started < 30
+    assert time.process_time() - started < 5
 
 
 def test_a_template_that_never_ends_for_some_messages_refuses_them(

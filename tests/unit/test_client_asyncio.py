@@ -58,8 +58,11 @@ def test_pieces_and_whole_answers() -> None:
 def test_retries_resume_and_their_ends() -> None:
     async def body(engine: FakeEngine, client: AsyncClient) -> None:
         assert [piece.text async for piece in client.generate("x")] == ["ab", "c", "def"]
+        mixed = client.generate("x")
+        assert (await anext(mixed)).text == "ab"
         with pytest.raises(ResumeMismatch):
-            await client.generate("x").answer()
+            await anext(mixed)
+        assert [piece async for piece in mixed] == []
         with pytest.raises(QueueFull):
             await client.generate("x").answer()
         with pytest.raises(InvalidRequest):
@@ -71,7 +74,7 @@ def test_retries_resume_and_their_ends() -> None:
         Act(told("ab", end=False), bare=grpc.StatusCode.UNAVAILABLE),
         Act(told("abcdef", 3)),
         Act(told("ab", end=False), error=DOWN),
-        Act(told("aX")),
+        Act(told("aXdef", 3)),
         *[Act(error=engine_errors.QueueFull("full", retry_after_ms=1))] * 3,
         Act(error=engine_errors.InvalidRequest("text", "is empty")),
     )

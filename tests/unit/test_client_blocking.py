@@ -149,10 +149,14 @@ def test_a_broken_stream_goes_on(engine: FakeEngine, client: Client) -> None:
 
 def test_a_different_answer_is_never_silent(engine: FakeEngine, client: Client) -> None:
     engine.expect(
-        Act(told("abc", end=False), bare=grpc.StatusCode.UNAVAILABLE), Act(told("abX", 1))
+        Act(told("abc", end=False), bare=grpc.StatusCode.UNAVAILABLE),
+        Act(told("abXdef", 3)),
     )
+    stream = client.generate("x")
+    assert next(stream).text == "abc"
     with pytest.raises(ResumeMismatch, match="item 2 was 'c', told again it is 'X'"):
-        client.generate("x").answer()
+        next(stream)
+    assert list(stream) == []
 
 
 def test_a_given_seed_is_kept(engine: FakeEngine, client: Client) -> None:

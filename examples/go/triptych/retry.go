@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
 )
 
 // RetryPolicy is exponential back-off with jitter, never before the time that the engine asked for.
@@ -61,6 +62,14 @@ func sleep(ctx context.Context, conn *grpc.ClientConn, wait time.Duration, err *
 		conn.WaitForStateChange(waiting, state)
 	}
 	return ctx.Err() == nil
+}
+
+// endOf is what a call ends with that is not tried again: its context's end, if that came first.
+func endOf(ctx context.Context, failure *Error) *Error {
+	if err := ctx.Err(); err != nil {
+		return errorOf(status.FromContextError(err).Err())
+	}
+	return failure
 }
 
 // randomUint64: math/rand of Go 1.19 begins with the same number in every process.

@@ -15,8 +15,8 @@ import (
 )
 
 // Session is many requests on one stream: the cheap form for sidecars. Start and Cancel from any
-// goroutine, Next from one. When the stream breaks, Next starts all requests again and goes on with
-// their answers. A session that is not read to its end must have its context ended.
+// goroutine, Next from one. When the stream breaks, Next has all requests started again and goes on
+// with their answers. A session that is not read to its end must have its context ended.
 type Session struct {
 	client *Client
 	ctx    context.Context
@@ -32,7 +32,6 @@ type Session struct {
 
 	// Next's alone.
 	events   []*pb.SessionEvent
-	refused  []refused
 	opened   time.Time
 	failures int
 }
@@ -47,12 +46,6 @@ type running struct {
 	cancelled bool
 	again     bool // it has been started again
 	failures  int  // since then, in a row
-}
-
-// refused is a request to be started again, and when.
-type refused struct {
-	at time.Time
-	id uint64
 }
 
 // OpenSession opens the stream.
@@ -78,10 +71,13 @@ func (s *Session) Chat(request *pb.ChatRequest) (uint64, error) {
 	return s.start(&pb.SessionStart{Request: &pb.SessionStart_Chat{Chat: sent}}, prepare)
 }
 
-// Cancel ends a request, with FINISH_REASON_ABORT.
+// Cancel ends a request, with FINISH_REASON_ABORT. Not after CloseSend.
 func (s *Session) Cancel(id uint64) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	if err := s.over(); err != nil {
+		return err
+	}
 	s.lock.Lock()
 	if r := s.running[id]; r != nil {
 		r.cancelled = true
@@ -114,7 +110,6 @@ func (s *Session) Next() (*pb.SessionEvent, error) {
 		if s.ended != nil {
 			return nil, s.ended
 		}
-		s.startRefused()
 		if response, err := s.stream.Recv(); err == nil {
 			s.events = response.GetEvents()
 		} else {
@@ -126,8 +121,8 @@ func (s *Session) Next() (*pb.SessionEvent, error) {
 func (s *Session) start(start *pb.SessionStart, prepare func(time.Duration) error) (uint64, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	if s.ended != nil {
-		return 0, &Error{Code: codes.Unavailable, Message: "the session has ended"}
+	if err := s.over(); err != nil {
+		return 0, err
 	}
 	s.lastID++
 	start.Id = s.lastID
@@ -143,6 +138,15 @@ func (s *Session) start(start *pb.SessionStart, prepare func(time.Duration) erro
 		s.lock.Unlock()
 	}
 	return start.Id, err
+}
+
+// over is why nothing may be sent any more, under writing. gRPC ends a stream with all of its
+// requests if something is sent behind its end.
+func (s *Session) over() error {
+	if s.closed || s.ended != nil {
+		return &Error{Code: codes.Unavailable, Message: "the session has ended"}
+	}
+	return nil
 }
 
 // send's io.EOF means that the stream has broken: Next finds out.
@@ -161,9 +165,7 @@ func (s *Session) take(event *pb.SessionEvent) bool {
 	isNew, failed := s.takeOutput(event)
 	if failed != nil {
 		event.Event = &pb.SessionEvent_Error{Error: eventError(failed)}
-		s.writing.Lock()
-		defer s.writing.Unlock()
-		_ = s.send(cancelOf(event.Id)) // if the stream has broken, it is gone as well
+		go s.sendTo(s.stream, cancelOf(event.Id))
 	}
 	return isNew || failed != nil
 }
@@ -186,8 +188,13 @@ func (s *Session) takeOutput(event *pb.SessionEvent) (isNew bool, failed *Error)
 			// Of one that had been taken before, this is a part of the break.
 			r.failures++
 			if wait, again := s.client.Retry.wait(r.failures, SessionError(said.Error)); again {
-				s.refused = append(s.refused, refused{time.Now().Add(wait), event.Id})
-				return false, nil
+				message, tooLate := r.startAgain(wait)
+				if tooLate == nil {
+					stream := s.stream
+					time.AfterFunc(wait, func() { s.sendTo(stream, message) })
+					return false, nil
+				}
+				event.Event = &pb.SessionEvent_Error{Error: eventError(tooLate)}
 			}
 		}
 	}
@@ -200,23 +207,15 @@ func (s *Session) takeOutput(event *pb.SessionEvent) (isNew bool, failed *Error)
 	return isNew, failed
 }
 
-// startRefused: the others' events wait meanwhile; their engine is as new as that of these.
-func (s *Session) startRefused() {
-	for _, each := range s.refused {
-		select {
-		case <-time.After(time.Until(each.at)):
-		case <-s.ctx.Done():
-		}
-		s.writing.Lock()
-		s.lock.Lock()
-		// A closed stream ends without them, and they are started on the next one.
-		if r := s.running[each.id]; r != nil && !s.closed {
-			s.sendAgain(r)
-		}
-		s.lock.Unlock()
-		s.writing.Unlock()
+// sendTo sends what Next has to say, which itself must read meanwhile: the engine takes no more where
+// too much of what it says is not read. To no other stream, and none that is closed: it ends without,
+// and what has not ended is started again on the next one.
+func (s *Session) sendTo(stream pb.InferenceService_SessionClient, message *pb.SessionRequest) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.stream == stream && s.over() == nil {
+		s.sendAgain(message)
 	}
-	s.refused = nil
 }
 
 func (s *Session) open() (err error) {
@@ -250,7 +249,7 @@ func (s *Session) goOn(err error) {
 		s.failures++
 		wait, again := s.client.Retry.wait(s.failures, failure)
 		if !resume || !again || !sleep(s.ctx, s.client.conn, wait, failure) {
-			s.end(failure)
+			s.end(endOf(s.ctx, failure))
 			return
 		}
 		err = s.startAgain()
@@ -266,40 +265,60 @@ func (s *Session) end(why error) {
 // startAgain opens another stream and starts on it whatever has not ended.
 func (s *Session) startAgain() error {
 	s.writing.Lock()
-	defer s.writing.Unlock()
 	if err := s.open(); err != nil {
+		s.writing.Unlock()
 		return err
 	}
-	s.lock.Lock()
-	defer s.lock.Unlock()
-	ids := make([]uint64, 0, len(s.running))
-	for id := range s.running {
-		ids = append(ids, id)
-	}
-	sort.Slice(ids, func(a, b int) bool { return ids[a] < ids[b] }) // as they were started
-	s.refused = nil
-	for _, id := range ids {
-		s.sendAgain(s.running[id])
-	}
-	if s.closed {
-		return s.stream.CloseSend()
-	}
+	messages := s.startsAgain()
+	go func() { // as for sendTo; nothing else is sent before
+		defer s.writing.Unlock()
+		for _, message := range messages {
+			s.sendAgain(message)
+		}
+		if s.closed {
+			_ = s.stream.CloseSend()
+		}
+	}()
 	return nil
 }
 
-func (s *Session) sendAgain(r *running) {
-	id := r.start.Id
+func (s *Session) startsAgain() (messages []*pb.SessionRequest) {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	for id, r := range s.running {
+		if message, tooLate := r.startAgain(0); tooLate == nil {
+			messages = append(messages, message)
+		} else {
+			failed := &pb.SessionEvent_Error{Error: eventError(tooLate)}
+			s.events = append(s.events, &pb.SessionEvent{Id: id, Event: failed})
+		}
+	}
+	sort.Slice(messages, func(a, b int) bool { // as they were started
+		return messages[a].GetStart().GetId() < messages[b].GetStart().GetId()
+	})
+	return messages
+}
+
+// startAgain is what starts a request again, so much later.
+func (r *running) startAgain(wait time.Duration) (*pb.SessionRequest, *Error) {
 	r.again = true
 	r.received.again()
-	if err := r.prepare(time.Since(r.began)); err != nil { // too late
-		failed := &pb.SessionEvent_Error{Error: eventError(errorOf(err))}
-		s.events = append(s.events, &pb.SessionEvent{Id: id, Event: failed})
-		return
+	if err := r.prepare(time.Since(r.began) + wait); err != nil {
+		return nil, errorOf(err)
 	}
-	// Where the stream has broken again, Next finds out.
-	_ = s.send(&pb.SessionRequest{Action: &pb.SessionRequest_Start{Start: r.start}})
-	if r.cancelled {
-		_ = s.send(cancelOf(id))
+	start := proto.Clone(r.start).(*pb.SessionStart)
+	return &pb.SessionRequest{Action: &pb.SessionRequest_Start{Start: start}}, nil
+}
+
+// sendAgain: where the stream has broken again, Next finds out.
+func (s *Session) sendAgain(message *pb.SessionRequest) {
+	_ = s.send(message)
+	s.lock.Lock()
+	r := s.running[message.GetStart().GetId()]
+	cancelled := r != nil && r.cancelled
+	s.lock.Unlock()
+	if cancelled {
+		_ = s.send(cancelOf(message.GetStart().GetId()))
 	}
 }
 

@@ -95,7 +95,7 @@ func (s *Stream[R]) tryAgain(failure *Error) {
 	s.failures++
 	wait, again := s.retry.wait(s.failures, failure)
 	if s.received.any && !s.resume || !again || !sleep(s.ctx, s.conn, wait, failure) {
-		s.end(failure)
+		s.end(endOf(s.ctx, failure))
 		return
 	}
 	s.received.again()

@@ -2,16 +2,19 @@
 // response behind its length (4 bytes, little-endian).
 //
 //   relay ADDRESS generate|chat [--session] [--no-resume] [--timeout MS]
-//         [--first-wait MS] [--longest-wait MS] [--twice] [--open]
+//         [--first-wait MS] [--longest-wait MS] [--cancel MS] [--twice] [--open]
 //
-// --twice: a session's request, two times. --open: the session is closed only when all has come.
+// --cancel: so long after it has begun. --twice: a session's request, two times. --open: the
+// session is closed only when all has come.
 
 #include <cstdint>
 #include <exception>
 #include <iostream>
 #include <iterator>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "triptych_client.h"
 
@@ -34,24 +37,55 @@ void Write(const google::protobuf::Message& response) {
 }
 
 template <class Response>
-void Relay(triptych::Stream<Response> stream) {
-  for (Response response; stream.Read(&response);) Write(response);
+void Relay(triptych::Stream<Response> stream, std::optional<triptych::Milliseconds> cancel) {
+  std::thread canceller;
+  if (cancel) {
+    canceller = std::thread([&] {
+      std::this_thread::sleep_for(*cancel);
+      stream.Cancel();
+    });
+  }
+  const auto join = [&] {
+    if (canceller.joinable()) canceller.join();
+  };
+  try {
+    for (Response response; stream.Read(&response);) Write(response);
+  } catch (const triptych::Error&) {
+    join();
+    throw;
+  }
+  join();
+}
+
+void MustNotStart(triptych::Session* session) {
+  try {
+    session->Start(v1::GenerateRequest());
+  } catch (const triptych::Error&) {
+    return;
+  }
+  throw std::logic_error("a closed session takes a request");
 }
 
 void Relay(triptych::Session* session, int requests, bool open) {
-  if (!open) session->Close();
+  if (!open) {
+    session->Close();
+    MustNotStart(session);
+  }
+  std::optional<triptych::Error> failed;
   for (v1::SessionEvent event; session->Next(&event);) {
-    if (event.has_error()) throw triptych::Error(event.error());
+    if (event.has_error()) failed.emplace(event.error());
     if (event.has_output()) Write(event.output());
     if (event.has_chat()) Write(event.chat());
-    if (event.output().has_usage() && --requests == 0) session->Close();
+    const bool ended = event.has_error() || event.output().has_usage();
+    if (ended && --requests == 0) session->Close();
   }
+  if (failed) throw *failed;
 }
 
 struct Flags {
   triptych::Options options;
   bool session = false, twice = false, open = false;
-  std::optional<triptych::Milliseconds> timeout;
+  std::optional<triptych::Milliseconds> timeout, cancel;
 };
 
 void Run(const std::string& address, const std::string& kind, const Flags& flags) {
@@ -67,9 +101,9 @@ void Run(const std::string& address, const std::string& kind, const Flags& flags
     }
     Relay(session.get(), 1 + flags.twice, flags.open);
   } else if (kind == "chat") {
-    Relay(client.Chat(FromStdin<v1::ChatRequest>(), timeout));
+    Relay(client.Chat(FromStdin<v1::ChatRequest>(), timeout), flags.cancel);
   } else {
-    Relay(client.Generate(FromStdin<v1::GenerateRequest>(), timeout));
+    Relay(client.Generate(FromStdin<v1::GenerateRequest>(), timeout), flags.cancel);
   }
 }
 
@@ -85,6 +119,7 @@ int main(int argc, char** argv) {
     if (flag == "--open") flags.open = true;
     if (flag == "--no-resume") flags.options.resume = false;
     if (flag == "--timeout") flags.timeout = milliseconds();
+    if (flag == "--cancel") flags.cancel = milliseconds();
     if (flag == "--first-wait") flags.options.retry.first_wait = milliseconds();
     if (flag == "--longest-wait") flags.options.retry.longest_wait = milliseconds();
   }

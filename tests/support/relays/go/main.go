@@ -2,9 +2,9 @@
 // response behind its length (4 bytes, little-endian).
 //
 //	relay ADDRESS generate|chat [--session] [--no-resume] [--timeout MS]
-//	      [--first-wait MS] [--longest-wait MS] [--twice] [--open]
+//	      [--first-wait MS] [--longest-wait MS] [--cancel MS] [--twice] [--open]
 //
-// --twice: a session's request, two times. --open: the session is closed only when all has come.
+// --cancel: so long after it has begun. --twice: a session's request, two times. --open: the session is closed only when all has come.
 package main
 
 import (
@@ -42,6 +42,11 @@ func main() {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, milliseconds(os.Args[i]))
 			defer cancel()
+		case "--cancel":
+			i++
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithCancel(ctx)
+			time.AfterFunc(milliseconds(os.Args[i]), cancel)
 		case "--first-wait":
 			i++
 			client.Retry.FirstWait = milliseconds(os.Args[i])
@@ -72,6 +77,12 @@ func main() {
 			}
 		}
 		check(err)
+		if !open {
+			check(session.CloseSend())
+			if _, err = session.Generate(generate); err == nil {
+				panic("a closed session takes a request")
+			}
+		}
 		relaySession(session, requests, open)
 	case isChat:
 		relay(client.Chat(ctx, chat))
@@ -81,16 +92,15 @@ func main() {
 }
 
 func relaySession(session *triptych.Session, requests int, open bool) {
-	if !open {
-		check(session.CloseSend())
-	}
+	var failed error
 	for {
 		event, err := session.Next()
 		if err == io.EOF {
+			check(failed)
 			return
 		}
 		check(err)
-		if event.GetOutput().GetUsage() != nil {
+		if event.GetOutput().GetUsage() != nil || event.GetError() != nil {
 			if requests--; requests == 0 && open {
 				check(session.CloseSend())
 			}
@@ -101,7 +111,7 @@ func relaySession(session *triptych.Session, requests int, open bool) {
 		case *pb.SessionEvent_Chat:
 			write(said.Chat)
 		case *pb.SessionEvent_Error:
-			check(triptych.SessionError(said.Error))
+			failed = triptych.SessionError(said.Error)
 		}
 	}
 }
