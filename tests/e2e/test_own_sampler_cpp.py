@@ -64,11 +64,11 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def drawing(program: str, engine: Engine) -> "Iterator[subprocess.Popen[bytes]]":
     """The program as it draws for all its requests, stopped in the middle of them."""
     for _ in range(10):  # it may be too fast to be caught by a busy machine
-        before = scheduler(engine).external_tokens_total
+        wanted = scheduler(engine).external_tokens_total + 8 * ROWS
         with subprocess.Popen(command(program, engine, *LONG), stdout=subprocess.PIPE) as running:
             try:
                 wait_until(
-                    lambda: scheduler(engine).external_tokens_total > before + 8 * ROWS  # noqa: B023
+                    lambda: scheduler(engine).external_tokens_total > wanted  # noqa: B023  # called at once
                 )
                 running.send_signal(signal.SIGSTOP)
                 if scheduler(engine).sampler_rows_used == ROWS:

@@ -63,6 +63,7 @@ def go_program(name: str = "example") -> list[str]:
     _need("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")
     for needed in ("google.golang.org/grpc", "google.golang.org/genproto"):
         if not (GO_LIBRARIES / "src" / needed).is_dir():
+            # Nothing is downloaded by a test: Go's libraries are the distribution's, or not there.
             pytest.skip(f"Go's {needed} is not in {GO_LIBRARIES}: see examples/go/README.md")
     folder = BUILD / "go"
     ours = folder / "gopath" / "src" / "triptych.dev"

@@ -329,6 +329,20 @@ def test_what_takes_long_to_compile_is_not_compiled_by_the_loop(
         cache.grammars.renewed(regex("a"))
 
 
+def test_what_waits_for_a_core_has_not_taken_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine: the time on the clock says nothing of the grammar."""
+    compile_now = VocabularyTables.compile
+
+    def late(tables: VocabularyTables, grammar: str) -> LLMatcher:
+        time.sleep(0.1)
+        return compile_now(tables, grammar)
+
+    monkeypatch.setattr(VocabularyTables, "compile", late)
+    cache = Cache()
+    cache.use(regex("a"), 1)
+    assert cache.grammars.renewed(regex("a")).consume_token(ord("a") - ord("!"))
+
+
 # ------------------------------------------------------------------------------------------- queue
 
 
